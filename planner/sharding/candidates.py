@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -21,6 +21,11 @@ from planner.sharding.rule import (
     fits_together,
 )
 
+RULES = 4096
+"""Rules whose choices are remembered."""
+AloneLimits = tuple[int | None, float, float]
+"""As `alone_limits` has them."""
+
 
 def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = USUAL) -> tuple[Split, ...]:
     """All legal splits of the rule over the mesh, the empty one first; axes of one factor keep mesh
@@ -30,7 +35,23 @@ def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = USUAL) -> t
     factors of a compound dim only where every factor before them is cut down to one; pending axes
     only for linear rules.
     """
-    axes = [a for a, n in mesh.items() if n > 1]
+    axes = tuple([a for a, n in mesh.items() if n > 1])
+    options, bounds = _choices(rule, limits)
+    menu = options, axes
+    devices = [1]  # along each set of axes
+    for a in axes:
+        devices += [n * mesh[a] for n in devices]
+    splits, kept = _alone(*menu, _fits(bounds, tuple(devices)))
+    if rule.paired or rule.compound:
+        cut = np.array(devices)[_menu(*menu)[1]]
+        both = kept & fits_together(rule, dict(zip(options, cut, strict=True)))
+        return _of(*menu, both.tobytes())
+    return splits
+
+
+@lru_cache(maxsize=RULES)
+def _choices(rule: Rule, limits: Limits) -> tuple[tuple[str, ...], tuple[AloneLimits, ...]]:
+    """What a split of the rule may give axes to, and what each may be cut into by itself."""
     options = [
         f
         for f in rule.factors
@@ -42,24 +63,13 @@ def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = USUAL) -> t
     options += [f for f in rule.paired if f not in limits.forbidden]
     if rule.linear and limits.pending:
         options.append(PENDING)
-    menu = tuple(options), tuple(axes)
-    devices = [1]  # along each set of axes
-    for a in axes:
-        devices += [n * mesh[a] for n in devices]
-    pieces = tuple(devices)
-    alone = tuple([_fit(*alone_limits(rule, f, limits), pieces) for f in options])
-    splits, kept = _alone(*menu, alone)
-    if rule.paired or rule.compound:
-        cut = np.array(devices)[_menu(*menu)[1]]
-        both = kept & fits_together(rule, dict(zip(options, cut, strict=True)))
-        return _of(*menu, both.tobytes())
-    return splits
+    return tuple(options), tuple([alone_limits(rule, f, limits) for f in options])
 
 
 @cache
-def _fit(size: int | None, most: float, waste: float, pieces: tuple[int, ...]) -> tuple[bool, ...]:
-    """Which numbers of pieces a choice with these limits (`alone_limits`) may be cut into."""
-    return tuple([divides(size, most, waste, n) for n in pieces])
+def _fits(bounds: tuple[AloneLimits, ...], pieces: tuple[int, ...]) -> tuple[tuple[bool, ...], ...]:
+    """Which numbers of pieces choices with these limits may be cut into."""
+    return tuple([tuple([divides(*each, n) for n in pieces]) for each in bounds])
 
 
 @cache
