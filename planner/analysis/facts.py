@@ -515,10 +515,10 @@ class GraphFacts(BasicFacts):
         )
 
     @cached_property
-    def in_blocks(self) -> GraphFacts:
-        """The facts of decisions in repeated blocks alone, with what links these: a plan takes at
-        least what they take."""
-        kept = {self.shared[i] for i in self.repeated}
+    def heavy_in_blocks(self) -> GraphFacts:
+        """The facts of products, norms and sums in repeated blocks alone, with what links these: a
+        plan takes at least what they take, which is most of it."""
+        kept = {self.shared[i] for i in self.repeated if self._weighs(i)}
         wires = []
         for wire in self.wires:
             uses = tuple(use for use in wire.uses if use[0] in kept)
@@ -530,6 +530,11 @@ class GraphFacts(BasicFacts):
         times = {i: n for i, n in self.times.items() if i in kept}
         vars(result).update(times=times, wires=tuple(wires))
         return result
+
+    def _weighs(self, i: int) -> bool:
+        """Whether node i is a product, a norm or a sum of two tensors."""
+        operator = operator_of(self.graph.nodes[i].op)
+        return bool(self.rules[i].flops) or operator.kind == "norm" or operator.adds == (0, 1)
 
     @cached_property
     def wires(self) -> tuple[Wire, ...]:

@@ -7,8 +7,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
 from planner.search.domain import CHUNKS
 from planner.search.relaxation import Relaxation
 from planner.search.search_node import BOUND_ENDLESS, BOUND_MICROBATCHES, LEVEL_ORDER, SearchNode

@@ -28,9 +28,9 @@ from planner.space.propagation import MODES
 from planner.space.variables import Space
 from planner.workload.model import Model
 
-FEW_IN_BLOCKS = 0.6
-"""Meshes are bounded by what is in repeated blocks first where those have this part of the
-decisions at most (a guess: what is bounded twice takes so much longer)."""
+FEW_HEAVY = 0.6
+"""Meshes are bounded by what is heavy in repeated blocks where that is this part of the decisions
+at most (a guess: what is bounded twice takes so much longer)."""
 
 
 class Workspace:
@@ -167,20 +167,20 @@ class Workspace:
             found = self._built(mesh, micro, base, limits, left) if all(left.values()) else None
         return found if found is None or allowed is None else restrict(found, allowed(base, inner))
 
-    def in_blocks(self, mesh: Mesh, micro: int, pinned: bool) -> Space | None:
-        """Of a mesh's space what bounds without a limit ask of decisions in repeated blocks alone;
-        None where those are no small part of all, or pins leave nothing of the mesh."""
+    def heavy_in_blocks(self, mesh: Mesh, micro: int, pinned: bool) -> Space | None:
+        """Of a mesh's space what bounds without a limit ask of `GraphFacts.heavy_in_blocks`; None
+        where that is no small part of all decisions, or pins leave nothing of the mesh."""
         base, pinned = self.base(micro), pinned and not self.request.pins.empty
         if base is None or self.offered.by_alphabet(mesh) or self.request.mode in MODES:
             return None
-        if len(base.in_blocks.times) > FEW_IN_BLOCKS * len(base.times):
+        if len(base.heavy_in_blocks.times) > FEW_HEAVY * len(base.times):
             return None
         limits = self._limits(pinned)
         try:
-            allowed = self._allowed(mesh, base.in_blocks, limits, pinned)
+            allowed = self._allowed(mesh, base.heavy_in_blocks, limits, pinned)
         except PlanError:  # said again, where it matters, when its space is built
             return None
-        return self._built(mesh, micro, base.in_blocks, limits, allowed, seconds_alone=True)
+        return self._built(mesh, micro, base.heavy_in_blocks, limits, allowed, seconds_alone=True)
 
     def _limits(self, pinned: bool) -> Limits:
         return Limits(

@@ -247,16 +247,14 @@ def space_options(space: Space) -> int:
 @pytest.mark.parametrize(
     "source", ["zoo:llama3-8b,layers=2", "zoo:gpt2-small,layers=4", "zoo:mixtral-8x7b,layers=2"]
 )
-def test_blocks_alone_bound_all_and_know_most(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_heavy_in_blocks_bounds_all_and_knows_most(source: str) -> None:
     request = make_request(devices=16, hardware=None, topology=None)
     search = Search(Model.open(source, Workload("train", batch=64), 16), request)
     meshes = [m for m in search.offered.meshes() if len(m.axes) > 1]
-    assert search.in_blocks(meshes[0], 1, pinned=True) is None  # most decisions are in blocks
-    monkeypatch.setattr(workspace, "FEW_IN_BLOCKS", 1.0)
     for mesh in (meshes[0], next(m for m in meshes if m.stages == 2)):
-        whole, part = search.space(mesh, 1, None), search.in_blocks(mesh, 1, pinned=True)
+        whole, part = search.space(mesh, 1, None), search.heavy_in_blocks(mesh, 1, pinned=True)
         assert whole is not None and part is not None
-        assert len(part.variables) < len(whole.variables)
+        assert len(part.variables) <= workspace.FEW_HEAVY * len(whole.variables)
         least = Relaxation(whole).least((0, 1, 2))
         alone = Relaxation(part).least((0, 1, 2))
         assert 0.3 * least < alone <= least
