@@ -262,7 +262,7 @@ class Pins:
             ):
                 return ()
             limits = Limits(
-                forbidden=self.forbidden_factors | held.keys(), pending=PENDING not in held
+                forbidden=self.forbidden_factors.union(held), pending=PENDING not in held
             )
             rest = candidates(rule, {a: n for a, n in mesh.items() if a not in split.used}, limits)
             joined = (Split.of({**dict(split.pairs), **dict(r.pairs)}) for r in rest)
