@@ -45,6 +45,7 @@ from planner.analysis.facts import GraphFacts
 from planner.execution.save_policies import BLOCK
 from planner.execution.techniques import MAX_ZERO_STAGE, RECOMPUTE
 from planner.machine.topology import Mesh
+from planner.search.launch_bounds import least_launch_s
 from planner.search.named_nodes import NamedNodes, nearby
 from planner.search.node_bounds import SAME, NodeBounds
 from planner.search.relaxation import Relaxation
@@ -598,9 +599,15 @@ class BestFirst:
                 continue
             once = self._bounds.least[index] + relaxed.bubble_s(micro, virtual, schedule)
             for recompute, more in again.items():
+                started = least_launch_s(
+                    relaxed.space.base,
+                    self.search.pricer(mesh),
+                    mesh.stages,
+                    Techniques(0, recompute, micro, schedule, virtual),
+                )
                 for level in self._levels(mesh):
                     yield SearchNode(
-                        once + more,
+                        max(once + more, started),
                         values.index(recompute),
                         micro,
                         level,
