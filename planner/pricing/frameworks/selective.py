@@ -60,6 +60,13 @@ def _between_products(graph: Graph, i: int) -> bool:
 
 def _modules(graph: Graph) -> dict[str, frozenset[int]]:
     """Module -> its nodes, where there are some; {} of a dense model without latents."""
+    if "modules" not in graph.memo:
+        graph.memo["modules"] = _found_modules(graph)
+    found: dict[str, frozenset[int]] = graph.memo["modules"]
+    return found
+
+
+def _found_modules(graph: Graph) -> dict[str, frozenset[int]]:
     every = range(len(graph.nodes))
     latents = frozenset(i for i in every if _widens_latent(graph, i))
     routed = frozenset(i for i in every if graph.nodes[i].op == ROUTED_EXPERTS)
