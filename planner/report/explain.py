@@ -391,7 +391,7 @@ def explain_node(
         lines += _recorded(s, row, width, style)
     if row["recompute"] and s.techniques["recompute"] != "none":
         saved = _saved_words(row, s.techniques["recompute"])
-        lines += labelled("memory", [recompute_text(s.techniques), *saved], width, style)
+        lines += labelled("memory", [recompute_text(s), *saved], width, style)
     other = row.get("runner_up")
     if other:
         why = f"; not taken: {NOT_TAKEN}" if other["extra_s"] < 0 else ""

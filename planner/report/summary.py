@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from costmodels.hardware.units import show_bytes, show_time
+from costmodels.runtimes import as_framework
 from planner.execution.save_policies import is_named, values_words
-from planner.execution.techniques import phrases
+from planner.execution.techniques import BLOCK_KEEP, phrases
 from planner.pricing.cost import OTHER_PARTS
 from planner.report.baselines import comparison
 from planner.report.confirmed import words as confirm_words
@@ -197,7 +198,7 @@ def techniques(strategy: Strategy) -> list[str]:
     elif strategy.workload["kind"] == "train":
         out.append("no ZeRO (every replica keeps its optimizer state)")
     if t["recompute"] != "none":
-        out.append(recompute_text(t))
+        out.append(recompute_text(strategy))
     chosen = strategy.chosen
     out += phrases(chosen, ("offload", "bucket"))
     overlapped = chosen.overlapped_microbatches
@@ -207,9 +208,12 @@ def techniques(strategy: Strategy) -> list[str]:
     return out or ["one forward pass"]
 
 
-def recompute_text(techniques: Mapping[str, Any]) -> str:
+def recompute_text(strategy: Strategy) -> str:
     """What is recomputed, in words."""
+    techniques = strategy.techniques
     mode = str(techniques["recompute"])
+    if mode == BLOCK_KEEP and as_framework(str(strategy.workload["runtime"])):
+        return "selective recompute in blocks"
     if is_named(mode):
         return f"recompute blocks but for what {values_words(mode)}"
     return STAGES_AGAIN if techniques.get("cuts") else RECOMPUTE.get(mode, f"recompute {mode}")
