@@ -141,14 +141,14 @@ class Rounds:
             self.now = new
             self.steps.append((new, reason))
 
-    def usual(self, launcher: str, *, by_name: bool = False, by_module: bool = False) -> None:
+    def usual(self, launcher: str, *, by_name: bool = False, selective: bool = False) -> None:
         """What no launcher expresses: padded rows, recompute with saved collectives, sharding of
-        the state of an optimizer that has one replica. by_name: it saves values by name; by_module:
-        it recomputes modules by name, which is that recompute as it is priced there."""
+        the state of an optimizer that has one replica. by_name: it saves values by name; selective:
+        it has a recompute that is priced as that one."""
         self.microbatches(launcher, 1)
         if not by_name:
             self.to("what enters blocks stays on the devices", offload=())
-        if self.now.recompute == "block-keep" and not by_module:
+        if self.now.recompute == "block-keep" and not selective:
             self.to("recompute runs a block's collectives again", recompute="block")
         if is_named(self.now.recompute) and not by_name:
             self.to("recompute is of whole blocks, no value of them saved", recompute="block")

@@ -117,6 +117,7 @@ SPACES = {
             (STAGE, "expert", "sequence", "tensor"),
             "megatron-sp",
             (2, 3),
+            recompute=("none", BLOCK_KEEP, "block"),
             schedules=("1f1b", INTERLEAVED),
             uneven=True,
         ),

@@ -42,6 +42,7 @@ from planner.pricing.frameworks.selective import (
 from planner.pricing.frameworks.work import nodes_reached
 from planner.pricing.pricer import Pricer
 from planner.sharding.rule import Split
+from planner.strategy.strategy import Strategy
 from planner.workload.open import open_model
 
 RUNTIME = load_runtime("megatron")
@@ -53,24 +54,48 @@ def _facts(spec: str) -> GraphFacts:
     return GraphFacts.of(open_model(spec, 8, batch=8).graph(1), training=True)
 
 
-def test_selective_recompute_makes_again_what_is_cheap() -> None:
-    """Norms, activations, rotary embeddings, and up-projections of latents (DeepSeek's queries and
-    keys); neither attention nor experts, nor other products."""
-    base = _facts("zoo:deepseek-tiny,layers=4,dense_layers=1")
-    first, period, _ = base.runs[-1]
-    block = range(first, first + period)
-    products = [i for i in block if role(base.graph, i) in ("product", "into residual")]
+def test_torchtitan_saves_every_second_product() -> None:
+    """Of a block the first, third, and so on, as its policy counts them; attention, experts and
+    sums of the residual stream too, nothing else."""
     fsdp = load_runtime("fsdp")
-    widened = [i for i in products if made_again(base.graph, i, fsdp)]
-    assert [base.graph.nodes[i].id.rpartition("/")[2] for i in widened] and len(widened) == 2
-    kinds = {role(base.graph, i) for i in block if made_again(base.graph, i, fsdp)}
-    assert {"norm", "RotaryEmbedding"} <= kinds and not kinds & {"attention", "RoutedExperts"}
     dense = _facts("zoo:llama-tiny")
-    assert not any(
-        made_again(dense.graph, i, fsdp)
-        for i in range(len(dense.graph.nodes))
-        if role(dense.graph, i) in ("product", "into residual", "attention")
-    )
+    first, period, _ = dense.runs[-1]
+    for block in (range(first, first + period), range(first + period, first + 2 * period)):
+        products = [i for i in block if role(dense.graph, i) in ("product", "into residual")]
+        again = [made_again(dense, i, fsdp) for i in products]
+        assert again == [False, True, False, True, False, True, False]
+    base = _facts("zoo:deepseek-tiny,layers=4,dense_layers=1")
+    kinds = {role(base.graph, i) for i in range(len(base.graph.nodes)) if made_again(base, i, fsdp)}
+    assert {"norm", "RotaryEmbedding"} <= kinds
+    assert not kinds & {"attention", "RoutedExperts", "residual"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "recompute", "fits"),
+    [(1, "selective", True), (2, "selective", False), (2, "full", True)],
+)
+def test_what_ran_under_torchtitans_policy_fits(rows: int, recompute: str, fits: bool) -> None:
+    """Llama 2 70B on 64 A100 (docs/performance.md of pytorch/torchtitan, at 0413364): two rows a
+    device ran out of memory by operator, and ran with every block recomputed."""
+
+    def planned() -> Strategy:
+        return planner.plan(
+            "zoo:llama2-70b,seq=4096",
+            devices=64,
+            batch=64 * rows,
+            hardware="a100-80gb",
+            pins=f"dp=64,zero=3,micro=1,recompute={recompute}",
+            launcher="torchtitan",
+            baselines=False,
+            remedies=False,
+        )
+
+    if fits:
+        assert planned().costs["fit"] == "yes"
+        return
+    with pytest.raises(PlanError) as refused:
+        planned()
+    assert refused.value.code == "P021"
 
 
 def test_megatron_recomputes_modules() -> None:
@@ -81,7 +106,7 @@ def test_megatron_recomputes_modules() -> None:
     names = {
         node.id.split("/")[-2]
         for i, node in enumerate(base.graph.nodes)
-        if made_again(base.graph, i, RUNTIME)
+        if made_again(base, i, RUNTIME)
     }
     norms = {"input_layernorm", "q_a_layernorm", "kv_a_layernorm", "post_attention_layernorm"}
     layer = {"gate_proj", "up_proj", "act_fn", "down_proj"}

@@ -89,7 +89,7 @@ CORE, WHOLE = "core_attn", "moe"
 def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     """Rounds settings to what Megatron can express; returns what it cannot and what has no
     price."""
-    rounds.usual("Megatron", by_module=bool(facts.modules))
+    rounds.usual("Megatron", selective=bool(facts.modules))
     if rounds.now.schedule in ("gpipe", ZB_H1):
         rounds.to("its schedule is 1F1B", schedule="1f1b")
     stages = rounds.now.stage

@@ -19,7 +19,8 @@ February 2026, v0.2.2.
     pipeline_parallel_schedule                                                    1F1B, GPipe;
         Interleaved1F1B: pipeline_parallel_layers_per_stage layers a virtual stage, two virtual
         stages where it is not said
-    FullAC, SelectiveAC; mode of [activation_checkpoint] in TOML                  full: every block
+    FullAC, SelectiveAC; mode of [activation_checkpoint] in TOML                  full: every block;
+        selective: by operator (planner.pricing.frameworks.selective)
 
 Source: torchtitan/config/configs.py, distributed/activation_checkpoint.py and
 distributed/pipeline_parallel.py of pytorch/torchtitan, b5bcd76 (August 2026); for TOML
@@ -32,7 +33,7 @@ from math import ceil
 from typing import Any
 
 from planner.errors import PlanError
-from planner.execution.techniques import INTERLEAVED, MAX_ZERO_STAGE, ZB_H1
+from planner.execution.techniques import BLOCK_KEEP, INTERLEAVED, MAX_ZERO_STAGE, ZB_H1
 from planner.interop import precisions
 from planner.interop.keys import Keys
 from planner.interop.python_config import CLASS
@@ -45,6 +46,7 @@ MARKS = (
 )
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", INTERLEAVED: "Interleaved1F1B"}
 RESHARD = {1: "never", 2: "never", 3: "always"}
+CLASSES = {"block": "FullAC", BLOCK_KEEP: "SelectiveAC"}
 CHUNKS = 2
 """Virtual stages of a rank where Interleaved1F1B is said alone."""
 WEIGHED = ("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers")
@@ -54,7 +56,7 @@ WEIGHED = ("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_
 def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     """Rounds settings to what torchtitan can express; returns what it cannot and what has no
     price."""
-    rounds.usual("torchtitan")
+    rounds.usual("torchtitan", selective=True)
     if rounds.now.schedule == ZB_H1:
         rounds.to("its zero-bubble schedules divide stages otherwise: 1F1B", schedule="1f1b")
     s = rounds.now
@@ -130,19 +132,19 @@ def write(s: Settings, facts: Facts) -> str:
         for section, keys in (("training", training), ("parallelism", parallel))
         for key, value in keys.items()
     ]
-    policy = "FullAC.Config()" if s.recompute == "block" else "None"
+    policy = CLASSES.get(s.recompute, "")
     return "\n".join(
         [
             f"# {facts.model} on {s.devices} devices, {s.microbatches} microbatches. For a",
             "# config_registry.py of torchtitan (b5bcd76, August 2026): planned(a configuration).",
             *(
-                ["from torchtitan.distributed.activation_checkpoint import FullAC", "", ""]
-                if s.recompute == "block"
+                [f"from torchtitan.distributed.activation_checkpoint import {policy}", "", ""]
+                if policy
                 else []
             ),
             "def planned(config):",
             *sets,
-            f"    config.activation_checkpoint = {policy}",
+            f"    config.activation_checkpoint = {f'{policy}.Config()' if policy else None}",
             "    return config",
             "",
         ]
@@ -159,7 +161,8 @@ def write_toml(s: Settings, facts: Facts) -> str:
         **({"seq_len": s.length} if s.length else {}),
         **precisions.words(NAME, s.precision),
     }
-    mode = "full" if s.recompute == "block" else "none"
+    policy = {"mode": {"block": "full", BLOCK_KEEP: "selective"}.get(s.recompute, "none")}
+    policy |= {"selective_ac_option": "op"} if s.recompute == BLOCK_KEEP else {}
     lines = [
         f"# {facts.model} on {s.devices} devices, {s.microbatches} microbatches. Merge into a"
         " job's file of torchtitan v0.2.2."
@@ -167,7 +170,7 @@ def write_toml(s: Settings, facts: Facts) -> str:
     for section, keys in (
         ("training", training),
         ("parallelism", parallel),
-        ("activation_checkpoint", {"mode": mode}),
+        ("activation_checkpoint", policy),
     ):
         lines += [f"[{section}]"]
         lines += [
@@ -368,6 +371,8 @@ def _recompute(keys: Keys, notes: list[str]) -> str:
     option = keys.word("op" if called or _counts_tokens(keys) else "2", "selective_ac_option")
     if word == "full" or (word == "selective" and option == "1"):
         return "block"
+    if word == "selective" and option == "op":
+        return BLOCK_KEEP
     if word != "none":
         notes.append(f"{word.replace('_', ' ')} recompute ({option}) is priced as none")
     return "none"

@@ -112,7 +112,7 @@ def _activations(
             left.logits += whole
             left.pieces += piece if piece < whole else 0
         elif place != AFTER or kind == "norm":  # the head's product leaves the logits
-            remade = size if made_again(graph, i, pricer.runtime) else 0.0
+            remade = size if made_again(base, i, pricer.runtime) else 0.0
             if kind == ROUTED_EXPERTS:
                 size, remade = rows_bytes(base, i, flow.split(i), pricer)
             left.results[place, kind] = left.results.get((place, kind), 0.0) + size
@@ -155,7 +155,7 @@ def option_bytes(
     if kind == ROUTED_EXPERTS:
         whole, again = np.array([rows_bytes(base, i, s, pricer) for s in splits]).T
         return saved * whole, saved * (whole - again)
-    left = stays(kind, kernels) if made_again(base.graph, i, pricer.runtime) else saved
+    left = stays(kind, kernels) if made_again(base, i, pricer.runtime) else saved
     return saved * outs, min(saved, left) * outs
 
 

@@ -1,14 +1,16 @@
 """What frameworks compute again under selective recompute ("block-keep" of a plan).
 
-Some runtimes save what products leave and make all else again (torchtitan's policies). Others
-recompute modules by name, those that take much room for little time: norms, the widening of
-latents (DeepSeek's queries and keys), what experts' activation leaves, and beside routed experts
-the dense layers and the shared experts whole (Megatron's recompute_modules).
+torchtitan's policy goes by operator: attention, experts, collectives and every second product of a
+block are saved, all else runs again. Megatron makes modules again by name (recompute_modules),
+those that take much room for little time: norms, the widening of latents (DeepSeek's queries and
+keys), what experts' activation leaves, and beside routed experts the dense layers and the shared
+experts whole.
 """
 
 from __future__ import annotations
 
 from costmodels.runtimes import Runtime
+from planner.analysis.facts import GraphFacts
 from planner.graph.ir import Graph
 from planner.ops import operator_of
 from planner.ops.expert_load import ROUTED_EXPERTS
@@ -22,10 +24,13 @@ layers' two products with what is between, shared experts."""
 PRODUCTS = ("product", "into residual")
 
 
-def made_again(graph: Graph, i: int, runtime: Runtime) -> bool:
+def made_again(base: GraphFacts, i: int, runtime: Runtime) -> bool:
     """Whether a node runs a second time. What routed experts save of a row is for
     planner.pricing.frameworks.memory.rows_bytes to tell."""
-    return i in _remade(graph, runtime.remakes_modules)
+    key, memo = ("selective recompute", runtime.remakes_modules), base.graph.memo
+    if key not in memo:
+        memo[key] = _of_modules(base.graph) if runtime.remakes_modules else _by_operator(base)
+    return i in memo[key]
 
 
 def modules(graph: Graph) -> tuple[str, ...]:
@@ -35,27 +40,29 @@ def modules(graph: Graph) -> tuple[str, ...]:
     return tuple(m for m in (NORMS, LATENTS, ROUTED, DENSE, SHARED) if found.get(m))
 
 
-def _remade(graph: Graph, by_module: bool) -> frozenset[int]:
-    """The nodes that run a second time: those of modules; or all but products, attention, experts
-    and sums of the residual stream, and of products those that widen latents."""
-    key = "selective recompute", by_module
-    if key not in graph.memo:
-        if not by_module:
-            again = frozenset(i for i in range(len(graph.nodes)) if _between_products(graph, i))
-        else:
-            norms = {i for i in range(len(graph.nodes)) if role(graph, i) == "norm"}
-            named = {name: nodes for name, nodes in _modules(graph).items() if name != ROUTED}
-            again = frozenset(norms.union(*named.values()))
-        graph.memo[key] = again
-    found: frozenset[int] = graph.memo[key]
-    return found
+def _of_modules(graph: Graph) -> frozenset[int]:
+    """The nodes of all modules but routed experts, whose products are not made again."""
+    named = (nodes for name, nodes in _modules(graph).items() if name != ROUTED)
+    norms = {i for i in range(len(graph.nodes)) if role(graph, i) == "norm"}
+    return frozenset(norms.union(*named))
 
 
-def _between_products(graph: Graph, i: int) -> bool:
-    kind = role(graph, i)
-    if kind in PRODUCTS:
-        return _widens_latent(graph, i)
-    return kind not in ("attention", "residual", ROUTED_EXPERTS, CROSS_ENTROPY)
+def _by_operator(base: GraphFacts) -> frozenset[int]:
+    """All nodes but attention, experts, sums of the residual stream and every second product of a
+    block, the first among them."""
+    first, period, repeats = max(base.runs, key=lambda r: r[1] * r[2], default=(0, 0, 1))
+    again, products = set[int](), 0
+    for i in range(len(base.graph.nodes)):
+        if period and first <= i < first + period * repeats and (i - first) % period == 0:
+            products = 0
+        kind = role(base.graph, i)
+        if kind in PRODUCTS:
+            products += 1
+            if products % 2 == 0:
+                again.add(i)
+        elif kind not in ("attention", "residual", ROUTED_EXPERTS, CROSS_ENTROPY):
+            again.add(i)
+    return frozenset(again)
 
 
 def _modules(graph: Graph) -> dict[str, frozenset[int]]:

@@ -118,9 +118,7 @@ def _kernels(
     if again and flow.plan.recompute != "block-keep":
         return ()
     for i, node in enumerate(base.graph.nodes):
-        if not operator_of(node.op).free and (
-            not again or made_again(base.graph, i, pricer.runtime)
-        ):
+        if not operator_of(node.op).free and (not again or made_again(base, i, pricer.runtime)):
             place = stages.place(i)
             key = (base.shared[i], flow.split(i), place)
             counts[key] = counts.get(key, 0.0) + (1 / stages.repeats if place == BLOCKS else 1.0)
