@@ -139,7 +139,7 @@ def test_chunks_wait_in_a_ring_of_the_size_that_is_priced(
             marks=pytest.mark.slow,
         ),  # a tied table that the head alone brings together
         (
-            "zoo:gpt-tiny,layers=8,seq=32",
+            "zoo:gpt-tiny,layers=4",
             "pp=2,tp=2,dp=2,micro=4,virtual=2,zero=2",
         ),  # chunks, more than one group of microbatches
         (

@@ -200,7 +200,12 @@ PINS: list[str] = [
     "source, machine, batch",
     [
         ("zoo:gpt-tiny,layers=4", {"devices": 8}, 32),
-        ("zoo:llama3-8b,layers=2", {"devices": 16, "memory_limit_bytes": 10 * 2**30}, 32),
+        pytest.param(
+            "zoo:llama3-8b,layers=2",
+            {"devices": 16, "memory_limit_bytes": 10 * 2**30},
+            32,
+            marks=pytest.mark.slow,
+        ),
         ("zoo:resnet18", {"devices": 4, "hardware": "tpu-v5e"}, 64),
         ("zoo:mixtral-tiny", {"devices": 8, "hardware": "tpu-v4"}, 16),
         ("zoo:mlp-tiny", {"devices": 4, "hardware": "cpu"}, 16),
@@ -275,7 +280,7 @@ def test_a_leafs_own_space_proves_more_of_plans_that_keep_results(
         1.01 * shared < own for shared, own, _ in found
     )
     assert bound == found[-1][1]
-    for pins in ("", ",micro=4", ",micro=16", ",zero=3", ",zero=1,micro=8"):
+    for pins in ("", ",micro=4", ",zero=3"):
         plan = planner.plan(
             "zoo:llama3-8b,layers=4",
             batch=32,
@@ -287,7 +292,12 @@ def test_a_leafs_own_space_proves_more_of_plans_that_keep_results(
         assert plan.costs["step_time_s"] >= bound * (1 - ROUNDED), pins
 
 
-def test_a_bound_under_the_memory_limit_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "pins", ["recompute=none", "recompute=block", pytest.param("", marks=pytest.mark.slow)]
+)
+def test_a_bound_under_the_memory_limit_is_worked_out_once(
+    pins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[int, Techniques, float]] = []
     plain = Relaxation.limited
 
@@ -303,9 +313,9 @@ def test_a_bound_under_the_memory_limit_is_worked_out_once(monkeypatch: pytest.M
         return plain(self, techniques, limit_bytes, free, enough_s)
 
     monkeypatch.setattr(Relaxation, "limited", counted)
-    search = tight_search()
+    search = tight_search(pins)
     assert search.run().best is not None
-    assert len(asked) == len(set(asked)) > 20
+    assert len(asked) == len(set(asked)) > 10
 
 
 def test_bounds_of_leaves_that_were_given_up_are_raised_in_the_end(

@@ -120,9 +120,6 @@ def test_as_many_sequences_as_fit_where_nobody_says_how_many() -> None:
     narrow = serve(MODEL, prompt=512, generate=32, rate=5, devices=2, memory_limit_bytes=int(least))
     assert roomy.service["concurrency"] == 2 * AT_ONCE > narrow.service["concurrency"] >= 2
     assert narrow.figures["fits"] and narrow.traffic is not None
-    with pytest.raises(PlanError) as e:
-        serve(MODEL, prompt=512, generate=32, rate=5, devices=2, memory_limit_bytes=1 << 30)
-    assert e.value.code == "P021"
 
 
 def test_a_cache_without_room_for_the_longest_request_is_refused(tmp_path: Path) -> None:
