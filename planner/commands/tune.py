@@ -125,7 +125,8 @@ def pins_words(s: Settings) -> str:
     words = [f"{name}={n}" for name, n in degrees.items() if n > 1] or ["dp=1"]
     words += [f"zero={s.zero_stage}"] if s.zero_stage else []
     words += [f"micro={s.microbatches}"]
-    words += [f"recompute={s.recompute}"] if s.recompute != "none" else []
+    recompute = "selective" if s.recompute == "block-keep" else s.recompute  # as launchers say
+    words += [f"recompute={recompute}"] if recompute != "none" else []
     return " ".join(words)
 
 
@@ -137,6 +138,7 @@ def in_words(
     said: Sequence[dict[str, Any]],
 ) -> str:
     """What was found, for people."""
+    from planner.interop.keys import function_of
     from planner.pins.launcher_space import SPACES
     from planner.support.text import table
 
@@ -153,7 +155,7 @@ def in_words(
         lines.append(f"yours has no price: {tuned.why}")
     lines += [_answer(tuned), *_peaks(tuned, said), *_smaller(tuned)]
     if tuned.yours is not None and tuned.best and tuned.best[0] is not tuned.yours:
-        lines += ["", "what changes:", *_changes(tuned)]
+        lines += ["", "what changes:", *_changes(tuned, function_of(args.config)[0].suffix)]
     lines += [f"note: {note}" for note in configuration.notes]
     if configuration.unread:
         lines.append(f"note: not read: {', '.join(configuration.unread[:12])}")
@@ -235,11 +237,12 @@ def _smaller(tuned: Tuned) -> list[str]:
     )
 
 
-def _changes(tuned: Tuned) -> list[str]:
-    """Lines of the written settings that differ."""
+def _changes(tuned: Tuned, suffix: str) -> list[str]:
+    """Lines of the written settings that differ, in the form that a file's ending says."""
     assert tuned.yours is not None
     before, after = (
-        _written(tuned, s).splitlines() for s in (tuned.yours.settings, tuned.best[0].settings)
+        _written(tuned, s, suffix).splitlines()
+        for s in (tuned.yours.settings, tuned.best[0].settings)
     )
     return [
         f"  {line.rstrip()}"

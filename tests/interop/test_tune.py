@@ -14,7 +14,7 @@ import pytest
 import planner
 from planner.cli import main
 from planner.errors import PlanError
-from planner.interop.launchers import maxtext
+from planner.interop.launchers import maxtext, torchtitan
 from planner.interop.price import LAUNCHERS, hand_over, read_configuration
 from planner.interop.settings import Facts, Settings
 from planner.machine.topology import for_devices
@@ -53,6 +53,20 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[dic
         return json.loads(said.getvalue()), out
 
     return found
+
+
+def test_what_changes_is_said_in_the_form_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, facts = tmp_path / "mine.toml", Facts(LLAMA, for_devices("a100-80gb", 8), 4)
+    slow = Settings(batch=32, data=8, microbatches=2, length=2048, zero_stage=3, recompute="block")
+    config.write_text(torchtitan.write_toml(slow, facts))
+    out = tmp_path / "tuned.toml"
+    assert main(["tune", str(config), "--model", LLAMA, *MACHINE, "-o", str(out)]) == 0
+    said = capsys.readouterr().out.partition("what changes:\n")[2].splitlines()
+    added = [line.strip().removeprefix("+ ") for line in said if line.startswith("  + ")]
+    assert added and set(added) <= set(out.read_text().splitlines())
+    assert '  - mode = "full"' in said
 
 
 @pytest.mark.parametrize("launcher", SPACES)
