@@ -27,6 +27,7 @@ WRITTEN: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     },
     "torchtitan": {
         "bf16-mixed": {"mixed_precision_param": "bfloat16"},
+        "fp8": {"mixed_precision_param": "bfloat16", "converters": ["quantize.linear.float8"]},
         "fp32": {"mixed_precision_param": "float32"},
     },
     "hf": {
@@ -42,6 +43,9 @@ WRITTEN: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     },
 }
 """Launcher -> recipe -> key -> value, of what training computes in."""
+IN_SOME_FORMS = {"torchtitan": ("fp8",)}
+"""Of those the ones that a launcher has no words for in each form of its files: torchtitan's Python
+takes converters where a model is registered, not in a configuration."""
 _BFLOAT = ("bf16", "bfloat16")
 
 

@@ -134,9 +134,10 @@ def tune(
 
 
 def _written(given: Settings, launcher: str) -> Settings:
-    """A configuration without a precision that it says in words which are not written here: those
-    in the file stay."""
-    known = given.precision in precisions.WRITTEN[launcher]
+    """A configuration without a precision that it says in words which are not written here, or not
+    in each form of the launcher's files: those in the file stay."""
+    some = precisions.IN_SOME_FORMS.get(launcher, ())
+    known = given.precision in precisions.WRITTEN[launcher] and given.precision not in some
     return given if known else replace(given, precision="")
 
 

@@ -120,6 +120,7 @@ SPACES = {
             recompute=("none", BLOCK_KEEP, "block"),
             schedules=("1f1b", INTERLEAVED),
             uneven=True,
+            precisions=("bf16-mixed", "fp8", "fp32"),
         ),
         LauncherSpace(
             "hf",

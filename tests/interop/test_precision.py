@@ -33,7 +33,8 @@ def test_what_is_written_is_read(recipe: str, tmp_path: Path) -> None:
     for launcher, module in LAUNCHERS.items():
         for suffix in (module.SUFFIX, *forms_of(module)):
             case = launcher, suffix, recipe
-            if recipe not in SPACES[launcher].precisions or case == ("hf", ".json", "fp8"):
+            silent = case in (("hf", ".json", "fp8"), ("torchtitan", ".py", "fp8"))
+            if recipe not in SPACES[launcher].precisions or silent:
                 with pytest.raises(PlanError, match=recipe):
                     hand_over(made, MODEL, launcher, suffix)
                 continue

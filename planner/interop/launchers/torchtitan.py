@@ -112,12 +112,19 @@ def _degrees(s: Settings, facts: Facts) -> dict[str, Any]:
 
 def write(s: Settings, facts: Facts) -> str:
     """A function that sets what the plan decides in a configuration. Raises PlanError P192 for rows
-    without tokens."""
+    without tokens, and for eight-bit products."""
     if not s.length:
         raise PlanError(
             "P192",
             "torchtitan counts tokens, and rows of this model have none",
             help=["-o FILE.toml counts rows (torchtitan v0.2.2)"],
+        )
+    if s.precision in precisions.IN_SOME_FORMS[NAME]:
+        raise PlanError(
+            "P192",
+            f"a configuration of torchtitan in Python does not say {s.precision}: converters of a"
+            " model stand in its model_registry",
+            help=["-o FILE.toml says it (torchtitan v0.2.2)"],
         )
     parallel = _degrees(s, facts) | ({"enable_sequence_parallel": True} if s.tensor > 1 else {})
     parallel |= {"num_pp_microbatches": s.microbatches} if s.stage > 1 else {}
@@ -155,11 +162,13 @@ def write_toml(s: Settings, facts: Facts) -> str:
     """The keys that the plan decides, to be merged into a job's TOML file of v0.2.2."""
     parallel = _degrees(s, facts)
     parallel |= {"pipeline_parallel_microbatch_size": s.rows} if s.stage > 1 else {}
+    precision = dict(precisions.words(NAME, s.precision))
+    converters = precision.pop("converters", None)
     training = {
         "local_batch_size": s.rows * (s.microbatches if s.stage > 1 else 1),
         "global_batch_size": s.batch,
         **({"seq_len": s.length} if s.length else {}),
-        **precisions.words(NAME, s.precision),
+        **precision,
     }
     policy = {"mode": {"block": "full", BLOCK_KEEP: "selective"}.get(s.recompute, "none")}
     policy |= {"selective_ac_option": "op"} if s.recompute == BLOCK_KEEP else {}
@@ -168,6 +177,7 @@ def write_toml(s: Settings, facts: Facts) -> str:
         " job's file of torchtitan v0.2.2."
     ]
     for section, keys in (
+        *([("model", {"converters": converters})] if converters else []),
         ("training", training),
         ("parallelism", parallel),
         ("activation_checkpoint", policy),
