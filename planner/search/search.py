@@ -41,6 +41,14 @@ BEHIND, LEADERS = 1.1, 3
 """The best plan with stages and the best without are both refined, unless one takes this many times
 the other's; where the bound is far, those of so many meshes. Meshes whose wide axis is parted where
 the links are have as many stages as these."""
+LIMIT_IS_DEAR = 0.2
+"""Share of a step that plans of any size are shorter by, as far as is known, from which on plans
+with more in the host's memory are looked for."""
+AWAY_WORTH = 0.03
+"""Such a plan is taken where a step is shorter by this share at least: what the host's link does
+beside kernels is a guess, and less is proven of it."""
+AWAY = (("activations",), ("optimizer",), ("optimizer", "activations"))
+"""What they send there, one after the other."""
 FAR = 1.5
 """Where the smallest plan found takes this many times the limit, none that fits is looked for (it
 is found by bounds that are not tight)."""
@@ -127,6 +135,9 @@ class Search(Solving):
                 search, reached, safe = self._sparing(tight, reached.bound_s)
             elif tight.best is not None or safe is None:
                 reached = tight
+        if (away := self._faster_away(reached)) is not None:
+            search, reached = away
+            safe = reached.best
         if reached.best is None and self.stopped:
             reached = self._best_so_far(reached, baselines)
         best = reached.best
@@ -342,6 +353,44 @@ class Search(Solving):
                     safe,
                 )
         return self, tight, None
+
+    def _faster_away(self, reached: Reached) -> tuple[Search, Reached] | None:
+        """Where the limit of memory makes steps much longer, a faster plan with room that has the
+        optimizer's state or what enters blocks in the host's memory, and its search; None where
+        none is found. Looked at are meshes of one axis, which such plans make room for, and that of
+        the best; what is proven of plans that may take any memory holds of all these, too."""
+        best, request = reached.best, self.request
+        if (
+            best is None
+            or self.stopped
+            or request.objective != "step"
+            or request.offload
+            or self.offered.offload() is None
+            or reached.bound_of_all_s > (1 - LIMIT_IS_DEAR) * self.value(best)
+        ):
+            return None
+        found: tuple[Search, Candidate, BestFirst] | None = None
+        for offload in AWAY:
+            search = self.offloading(offload)
+            family = search._main(request.roomy_bytes)
+            family.meshes = tuple(
+                m for m in family.meshes if m == best.mesh or (m.stages == 1 and len(m.inner) == 1)
+            )
+            faster = family.run(self.value(best))
+            worth = self.value(best) if found else (1 - AWAY_WORTH) * self.value(best)
+            if faster is not None and self.value(faster) < worth:
+                best, found = faster, (search, faster, family)
+        if found is None:
+            return None
+        search, best, family = found
+        away = replace(
+            reached,
+            best=canonical(search, best),
+            main=family,
+            bound_s=reached.bound_of_all_s,
+            bound_bytes=None,
+        )
+        return search, away
 
     def _complete(
         self,
