@@ -130,7 +130,7 @@ def import_(args: argparse.Namespace) -> int:
     import planner.api as api
     from planner.commands.common import machine
     from planner.interop.keys import function_of
-    from planner.interop.price import priced
+    from planner.interop.price import as_priced, priced
 
     started = time.monotonic()
     topology = api.make_request(**machine(args)).topology
@@ -138,6 +138,7 @@ def import_(args: argparse.Namespace) -> int:
     request = api.make_request(
         **machine(args) | precision_of(args, configuration), optimizer=args.optimizer
     )
+    configuration = as_priced(configuration, request)
     batch = configuration.settings.batch
     file, function = function_of(args.config)
     target = Path(args.output or f"{function or file.stem}.plan.json")

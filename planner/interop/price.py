@@ -18,6 +18,7 @@ from costmodels.hardware.units import show_bytes
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.pipeline import largest_repeated_block
+from planner.execution.techniques import BLOCK_KEEP
 from planner.interop.keys import Keys, read_keys
 from planner.interop.launchers import hf, levanter, maxtext, megatron, torchtitan
 from planner.interop.model_sizes import Claim, claims_of, layers_of
@@ -169,7 +170,7 @@ def priced(
     "no". Raises PlanError where there is none at all."""
     from planner.search.to_strategy import compose
 
-    request = replace(request, pins=settings.pins(), mode="semi-auto")
+    request = replace(request, pins=settings.pins(), offload=settings.offload, mode="semi-auto")
     if settings.styles:
         base = Search(model, request).base(settings.microbatches)
         assert base is not None, "a pinned number of microbatches is read or an error"
@@ -197,6 +198,23 @@ class Configuration:
     notes: tuple[str, ...]
     unread: tuple[str, ...]
     claims: tuple[Claim, ...] = ()
+
+
+def as_priced(configuration: Configuration, request: Request) -> Configuration:
+    """A configuration as a request's runtime prices it: selective recompute is a framework's (what
+    emitted programs call so saves less)."""
+    settings = configuration.settings
+    if request.runtime.kernels is not None or settings.recompute != BLOCK_KEEP:
+        return configuration
+    note = (
+        "selective recompute is priced as none:"
+        f" --runtime {SPACES[configuration.launcher].runtime} has its price"
+    )
+    return replace(
+        configuration,
+        settings=replace(settings, recompute="none"),
+        notes=(*configuration.notes, note),
+    )
 
 
 def read_configuration(

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from math import log, prod
 from typing import TYPE_CHECKING, Any
 
+from costmodels.runtimes import as_framework
 from planner.analysis.axis_roles import REPLICATED, role_named
 from planner.errors import PlanError
 from planner.execution.pipeline import laid_out_blocks
 from planner.execution.save_policies import is_named
-from planner.execution.techniques import BY_NAME, STRUCTURAL
+from planner.execution.techniques import BLOCK_KEEP, BY_NAME, STRUCTURAL
 from planner.graph.ir import Graph
 from planner.machine.topology import Topology
 from planner.ops import operator_of
@@ -128,10 +129,11 @@ class Facts:
 
 
 class Rounds:
-    """Settings, and what was rounded so far."""
+    """Settings, and what was rounded so far. framework: whether the plan is priced as a framework
+    runs it, whose selective recompute is not what emitted programs save."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.now = settings
+    def __init__(self, settings: Settings, *, framework: bool = True) -> None:
+        self.now, self.framework = settings, framework
         self.steps: list[tuple[Settings, str]] = []
 
     def to(self, reason: str, **change: Any) -> None:
@@ -148,7 +150,7 @@ class Rounds:
         self.microbatches(launcher, 1)
         if not by_name:
             self.to("what enters blocks stays on the devices", offload=())
-        if self.now.recompute == "block-keep" and not selective:
+        if self.now.recompute == BLOCK_KEEP and not (selective and self.framework):
             self.to("recompute runs a block's collectives again", recompute="block")
         if is_named(self.now.recompute) and not by_name:
             self.to("recompute is of whole blocks, no value of them saved", recompute="block")
@@ -239,7 +241,8 @@ def settings_of(strategy: Strategy) -> Rounds:
             positions=degrees["tensor"] > 1 and cuts_positions(strategy),
             length=row_length(graph) if graph is not None else 0,
             precision=precision if strategy.workload["kind"] == "train" else "",
-        )
+        ),
+        framework=as_framework(str(strategy.workload.get("runtime"))),
     )
     if lost:
         rounds.steps.append((rounds.now, ", ".join(lost)))

@@ -155,6 +155,7 @@ def settings_for(c: Candidate, given: Settings) -> Settings:
         microbatches=plan.microbatches,
         zero_stage=plan.zero_stage,
         recompute=plan.recompute,
+        offload=plan.offload,
         schedule=plan.schedule if c.mesh.stages > 1 else "",
         positions=tensor > 1,
         length=given.length,

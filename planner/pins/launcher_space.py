@@ -39,6 +39,7 @@ class LauncherSpace:
     recompute    ways to recompute; names: values that recomputed blocks may save beside
     modules      whether it recomputes modules of a block by name: "block-keep", of models that have
                  some (planner.pricing.frameworks.selective)
+    offloads     what may wait in the host's memory, of planner.execution.techniques.OFFLOAD
     schedules    of pipeline stages
     whole_rounds microbatches are a multiple of the stages
     uneven       the first and the last stage may hold fewer layers than the others (`ends`)
@@ -55,6 +56,7 @@ class LauncherSpace:
     recompute: tuple[str, ...] = ("none", "block")
     names: tuple[str, ...] = ()
     modules: bool = False
+    offloads: tuple[str, ...] = ()
     schedules: tuple[str, ...] = ()
     whole_rounds: bool = False
     uneven: bool = False
@@ -106,6 +108,7 @@ SPACES = {
             "megatron-sp",
             (0, 1, 3),
             names=("q", "k", "v", "context", "out_proj", "mlp_gate", "mlp_up", "mlp_down"),
+            offloads=("activations",),
             schedules=("gpipe",),
             whole_rounds=True,
             precisions=("bf16-mixed", "bf16-pure", "fp8", "fp32"),
@@ -169,12 +172,14 @@ def within(space: LauncherSpace, pins: Pins, topology: Topology, workload: str) 
     most = {STAGE: MOST_STAGES, "tensor": min(domain, MOST_TENSOR)}
     if workload != "train":
         most |= {STAGE: 1, "sequence": 1}
+    if pins.techniques.get("offload"):
+        most |= {STAGE: 1}  # what enters blocks is sent without stages
     open_sizes = {a: tuple(d for d in divisors(n) if d <= most.get(a, n)) for a in space.axes}
     held: Mapping[str, Any] = {
         "tensor": space.tensor,
         "copies": BY_NAME["copies"].neutral,
         "bucket": BY_NAME["bucket"].neutral,
-        "offload": BY_NAME["offload"].neutral,
+        **({} if space.offloads else {"offload": BY_NAME["offload"].neutral}),
     }
     return replace(
         pins, mesh={**open_sizes, **pins.mesh}, techniques={**held, **dict(pins.techniques)}
@@ -209,7 +214,7 @@ def _refuse_others(space: LauncherSpace, pins: Pins, workload: str) -> None:
         "tensor": (space.tensor,),
         "copies": (BY_NAME["copies"].neutral,),
         "bucket": (BY_NAME["bucket"].neutral,),
-        "offload": (BY_NAME["offload"].neutral,),
+        "offload": (BY_NAME["offload"].neutral, *((what,) for what in space.offloads)),
     }
     if not space.names:
         known["recompute"] = (*space.recompute, *[BLOCK_KEEP] * space.modules)

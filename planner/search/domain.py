@@ -56,6 +56,7 @@ MICROBATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 CHUNKS = (2, 4)
 """Chunks that a pipeline stage may hold: each takes the bubble down, and what they hand on, hold
 and begin with up."""
+AWAY = (("activations",), ("optimizer",), ("optimizer", "activations"))
 MORE_OFFLOAD = (
     ("optimizer",),
     ("optimizer", "activations"),
@@ -453,10 +454,19 @@ class SearchDomain:
             return None
         if request.partitioned or self.model.workload.tables != PLACES[0]:  # no program does so
             return None
-        levels = (
+        levels: tuple[tuple[str, ...], ...] = (
             MORE_OFFLOAD if request.copies <= 1 else MORE_OFFLOAD[:2]
         )  # weights are brought for one microbatch at a time
+        if request.launcher is not None:
+            levels = tuple((what,) for what in request.launcher.offloads)
         return next((more for more in levels if len(more) > len(request.offload)), None)
+
+    def away(self) -> tuple[tuple[str, ...], ...]:
+        """What may go to the host's memory one after the other where the limit of memory is
+        dear."""
+        if self.request.offload or (first := self.offload()) is None:
+            return ()
+        return (first,) if self.request.launcher is not None else AWAY
 
     def sent(self, base: GraphFacts, mesh: Mesh, recompute: str) -> tuple[str, ...]:
         """What of the request's a plan has in the host's memory."""
@@ -529,6 +539,7 @@ class SearchDomain:
         request = self.request
         return (
             "offload" not in request.pins.techniques
+            and request.launcher is None
             and not request.partitioned
             and request.mode in ("auto", "semi-auto", "data-parallel")
             and request.topology.device.kind != "cpu"

@@ -47,8 +47,6 @@ with more in the host's memory are looked for."""
 AWAY_WORTH = 0.03
 """Such a plan is taken where a step is shorter by this share at least: what the host's link does
 beside kernels is a guess, and less is proven of it."""
-AWAY = (("activations",), ("optimizer",), ("optimizer", "activations"))
-"""What they send there, one after the other."""
 FAR = 1.5
 """Where the smallest plan found takes this many times the limit, none that fits is looked for (it
 is found by bounds that are not tight)."""
@@ -364,13 +362,11 @@ class Search(Solving):
             best is None
             or self.stopped
             or request.objective != "step"
-            or request.offload
-            or self.offered.offload() is None
             or reached.bound_of_all_s > (1 - LIMIT_IS_DEAR) * self.value(best)
         ):
             return None
         found: tuple[Search, Candidate, BestFirst] | None = None
-        for offload in AWAY:
+        for offload in self.offered.away():
             search = self.offloading(offload)
             family = search._main(request.roomy_bytes)
             family.meshes = tuple(

@@ -161,7 +161,7 @@ def planned() -> Strategy:
     [
         ("megatron", ["recompute"]),
         ("maxtext", ["recompute", "ZeRO-1"]),
-        ("torchtitan", ["positions"]),
+        ("torchtitan", ["recompute", "positions"]),
         ("hf", ["recompute"]),
     ],
 )

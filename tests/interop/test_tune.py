@@ -7,6 +7,7 @@ import functools
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from planner.pins.launcher_space import SPACES, ends
 from planner.search.build_request import build_request
 from planner.search.options import MachineOptions, SearchOptions, StepOptions
 from planner.search.search import Search
+from planner.strategy.strategy import Strategy
 from planner.workload.open import open_model
 
 LLAMA = "zoo:llama-tiny,layers=4,seq=2048"
@@ -266,6 +268,68 @@ def test_modules_of_mixtures_are_recomputed_and_written_for_megatron(tmp_path: P
         assert base is not None
         tried[spec] = search.offered.recomputes(base, search.offered.meshes()[0])
     assert tried == {mixture: ("none", "block-keep", "block"), LLAMA: ("none", "block")}
+
+
+@pytest.mark.parametrize(
+    ("modules", "recompute"),
+    [
+        ("[layernorm, moe_act]", "block-keep"),
+        ("'moe_act,layernorm'", "block-keep"),
+        ("[mlp, moe_act, layernorm]", "block-keep"),
+        ("[mlp]", "block-keep"),
+        ("[core_attn]", "none"),
+        ("null", "none"),
+        ("[]", "none"),
+        ("[moe, layernorm]", "block"),
+    ],
+)
+def test_modules_as_people_write_them(modules: str, recompute: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    text = (
+        "micro_batch_size: 2\nnum_moe_experts: 8\nrecompute_granularity: selective\n"
+        f"recompute_modules: {modules}\n"
+    )
+    path.write_text(text)
+    found = read_configuration(path, 8)
+    assert found.settings.recompute == recompute and not found.unread
+    path.write_text(text.replace("num_moe_experts: 8\n", ""))
+    dense = read_configuration(path, 8).settings.recompute
+    assert dense == ("block" if modules == "[mlp]" else recompute)
+    path.write_text(
+        "micro_batch_size: 2\nrecompute_granularity: selective\nrecompute_modules: layernorm\n"
+    )
+    assert read_configuration(path, 8).settings.recompute == "none"
+
+
+def test_selective_recompute_is_priced_under_frameworks_alone(tmp_path: Path) -> None:
+    """What emitted programs call so saves the results of collectives alone."""
+    config, facts = tmp_path / "mine.toml", Facts(LLAMA, for_devices("a100-80gb", 8), 4)
+    settings = Settings(batch=32, data=8, microbatches=2, length=2048, zero_stage=3)
+    config.write_text(torchtitan.write_toml(replace(settings, recompute="block-keep"), facts))
+    out = tmp_path / "x.json"
+    call = ["import", str(config), "--model", LLAMA, *MACHINE, "--force", "-o", str(out)]
+    assert main(call) == 0 and "selective recompute is priced as none" in out.read_text()
+    assert Strategy.load(out).techniques["recompute"] == "none"
+    assert main([*call, "--runtime", "fsdp"]) == 0
+    assert Strategy.load(out).techniques["recompute"] == "block-keep"
+
+
+def test_maxtext_is_planned_with_what_enters_blocks_on_the_host(tmp_path: Path) -> None:
+    made = planner.plan(
+        LLAMA,
+        devices=8,
+        batch=16,
+        pins="dp=8,zero=3,recompute=block,offload=activations",
+        launcher="maxtext",
+        baselines=False,
+    )
+    handed = hand_over(made, LLAMA, "maxtext")
+    assert "decoder_layer_input: 'offload'" in handed.text
+    assert handed.rows[-1].cost == handed.rows[0].cost
+    (tmp_path / "mine.yml").write_text(handed.text)
+    assert read_configuration(tmp_path / "mine.yml", 8).settings.offload == ("activations",)
+    with pytest.raises(PlanError, match="contradict"):
+        planner.plan(LLAMA, devices=8, batch=16, pins="offload=optimizer", launcher="maxtext")
 
 
 def test_ends_hold_what_full_stages_between_leave() -> None:

@@ -57,7 +57,7 @@ SIZES = {
     HIDDEN: ("hidden_size",),
     HEADS: ("num_attention_heads",),
     INNER: ("ffn_hidden_size",),
-    EXPERTS: ("num_experts",),
+    EXPERTS: ("num_experts", "num_moe_experts"),
 }
 LAYOUT = "pipeline_model_parallel_layout"
 LEFT_OUT = {
@@ -437,35 +437,49 @@ def _recompute(keys: Keys, notes: list[str]) -> str:
     if word == "full" and keys.word("uniform", "recompute_method") == "block":
         notes.append("recompute_method block is priced as recompute of every block")
     keys.get("recompute_num_layers")
-    said = keys.get("recompute_modules")
+    modules = _listed(keys.get("recompute_modules"))
+    shown = {
+        NORMS: True,
+        LATENTS: keys.flag(False, "multi_latent_attention"),
+        ROUTED: "num_experts" in keys or "num_moe_experts" in keys,
+        SHARED: "moe_shared_expert_intermediate_size" in keys,
+    }
     if word == "selective":
-        listed = said if isinstance(said, list | tuple) else [said or CORE]
-        return _selective({str(m) for m in listed}, keys, notes)
+        return _selective(modules, shown, notes)
     return "block" if word == "full" else "none"
 
 
-def _selective(modules: set[str], keys: Keys, notes: list[str]) -> str:
-    """How recompute of some modules is priced."""
+def _listed(said: object) -> set[str]:
+    """The modules of recompute_modules, attention's core where none are listed; a list may be
+    written as a text."""
+    listed = said if isinstance(said, list | tuple) else re.findall(r"\w+", str(said or CORE))
+    return {str(name) for name in listed if name is not None} - {"True"} or {CORE}
+
+
+def _selective(modules: set[str], shown: dict[str, bool], notes: list[str]) -> str:
+    """How recompute of some modules is priced. shown: those that a file says the model has."""
     known = {CORE, WHOLE, *MODULES.values()}
     notes += [f"recompute_modules {m} has no price" for m in sorted(modules - known)]
-    if not modules & (known - {CORE}):
+    said = {part for part, name in MODULES.items() if name in modules}
+    mixture = shown[ROUTED] or bool(said & {ROUTED, SHARED})
+    if WHOLE in modules or (DENSE in said and not mixture):
+        large = WHOLE if WHOLE in modules else MODULES[DENSE]
+        notes.append(f"recompute_modules {large} is priced as recompute of whole blocks")
+        return "block"
+    if not said:
         notes.append(
             "selective recompute is priced as none: attention's kernel recomputes its core in any"
             " case"
         )
         return "none"
-    mixture = "num_experts" in keys or bool(modules & {MODULES[ROUTED], MODULES[SHARED]})
-    if WHOLE in modules or (MODULES[DENSE] in modules and not mixture):
-        large = WHOLE if WHOLE in modules else MODULES[DENSE]
-        notes.append(f"recompute_modules {large} is priced as recompute of whole blocks")
-        return "block"
-    there = {
-        NORMS: True,
-        LATENTS: keys.flag(False, "multi_latent_attention"),
-        ROUTED: mixture,
-        SHARED: "moe_shared_expert_intermediate_size" in keys,
-    }
-    missing = [MODULES[m] for m, has in there.items() if has and MODULES[m] not in modules]
+    if said == {NORMS} and not mixture and not shown[LATENTS]:
+        notes.append(
+            "recompute of layernorm is priced as none: dense layers have norms in the kernels of"
+            " the products that read them"
+        )
+        return "none"
+    missing = [MODULES[part] for part, has in shown.items() if has and part not in said]
+    missing += [MODULES[ROUTED]] if mixture and not shown[ROUTED] and ROUTED not in said else []
     if missing:
         notes.append(f"recompute_modules is priced as with {' and '.join(missing)}")
     return BLOCK_KEEP
