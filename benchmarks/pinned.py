@@ -31,7 +31,7 @@ WIDEST = {"tp": 8, "pp": 16, "cp": 16, "ep": 16}
 """Degrees that are drawn at most; data takes what is left, or is drawn too."""
 OTHERS = {
     "zero": ("0", "1", "2", "3"),
-    "recompute": ("none", "block"),
+    "recompute": ("none", "selective", "block"),
     "micro": ("1", "2", "4", "8", "16", "32", "64"),
     "vpp": ("2", "4"),
 }
