@@ -358,8 +358,11 @@ class WeightPricer:
         """Seconds once a step, of the optimizer's pass and collectives, and of each microbatch's
         collectives. [rows] each"""
         price, recipe = self.pricer, self.pricer.recipe
-        # Of the gradients' reduction; the rest hides under the backward pass.
+        # Of the gradients' reduction; the rest hides under the backward pass. Frameworks hide as
+        # much of new parameters' gathering, and what is gathered in each microbatch under the
+        # arithmetic beside it, as far as that reaches (costmodels.overlap.gather_beside_work_s).
         shown = 1 - price.runtime.overlap
+        framework = price.runtime.kernels is not None
         per_step = price.optimizer_s(weight.piece, price.offload)
         per_microbatch = np.zeros(len(rows.whole))
         for c in WEIGHT_COLLECTIVES[weight.zero_stage]:
@@ -375,7 +378,10 @@ class WeightPricer:
                 rows.stacked,
                 rows.joined if weight.zero_stage == 3 and c.cut else np.ones(len(rows.whole)),
             )
-            seconds = (shown if gradient else 1.0) * seconds
+            if framework and c.per_microbatch and not c.bucketed:
+                seconds = (1 - price.runtime.gather_overlap) * seconds
+            elif gradient or (framework and not c.per_microbatch):
+                seconds = shown * seconds
             if weight.zero_stage == 3 and c.cut:
                 beside = rows.looped | rows.after_loops if gradient else rows.looped
                 seconds = seconds * (

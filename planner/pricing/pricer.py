@@ -125,6 +125,8 @@ class Pricer:
         elif self.joins:
             sized = np.maximum(joined, payload_bytes / self.runtime.bucket_bytes)
             share = np.where(joined < 1, np.minimum(1.0, sized), 1.0)
+        elif self.runtime.kernels is not None:  # a block's as one: no weight has the latency alone
+            share = np.zeros(len(of))
         seconds = (table[:, :, 0] * share[:, None] + payload_bytes[:, None] * table[:, :, 1]).min(
             axis=1
         )
