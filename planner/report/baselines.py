@@ -18,6 +18,9 @@ TABLES = {"tables_host": "tables on hosts", "tables_server": "tables on servers"
 WITH_ROOM = "with_room"
 """The best plan that fits with room, beside one that fits tightly
 (planner.search.canonical_form.WITH_ROOM)."""
+ON_DEVICES = "on_devices"
+"""The best plan with nothing in the host's memory, beside one that has something there because that
+is faster (planner.search.canonical_form.ON_DEVICES)."""
 AXES = {"model": "tensor", STAGE: "pipeline"}
 """What people who know Megatron call an axis."""
 
@@ -30,6 +33,7 @@ def baseline_name(key: str, row: Mapping[str, Any]) -> str:
         "zero3": "ZeRO-3",
         "replicated": "replicated",
         WITH_ROOM: "with room",
+        ON_DEVICES: "all on the devices",
         "even_shares": "in equal shares",
         **TABLES,
     }.get(key, key)

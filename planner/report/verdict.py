@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from costmodels.hardware.units import show_bytes
-from planner.report.baselines import TABLES, TIE, WITH_ROOM, baseline_name, ties
+from planner.report.baselines import ON_DEVICES, TABLES, TIE, WITH_ROOM, baseline_name, ties
 from planner.report.findings import DISTINCT
 from planner.report.proof import covered
 from planner.strategy.stages import lockstep
@@ -50,7 +50,9 @@ def beside(s: Strategy) -> str:
     file has none."""
     own = s.costs
     rivals = {
-        key: row for key, row in s.baselines.items() if key not in TABLES and key != WITH_ROOM
+        key: row
+        for key, row in s.baselines.items()
+        if key not in TABLES and key not in (WITH_ROOM, ON_DEVICES)
     }
     if not rivals or s.topology["devices"] < 2:
         return ""

@@ -18,6 +18,9 @@ from planner.space.variables import Space
 WITH_ROOM = "with_room"
 """Key of the best plan that fits with the upper end of its memory range, among the baselines of one
 that fits tightly."""
+ON_DEVICES = "on_devices"
+"""Key of the best plan with nothing in the host's memory, among the baselines of one that was taken
+because it has something there."""
 
 
 def on_fewer_axes(search: Solving, best: Candidate, others: Sequence[Candidate]) -> Candidate:
@@ -88,11 +91,12 @@ def named(search: Solving, best: Candidate, space: Space) -> tuple[Candidate, Sp
 
 
 def called(search: Solving, baselines: Mapping[str, Candidate]) -> dict[str, Candidate]:
-    """Baselines, and the plan with room, with axes called by what they do."""
+    """Baselines, and the plans with room and on devices alone, with axes called by what they do."""
     found: dict[str, Candidate] = {}
     for label, c in baselines.items():
         base = search.base(c.plan.microbatches)
         assert base is not None
-        names = axis_names(base, c.plan, search.request.pins.named if label == WITH_ROOM else ())
+        own = label in (WITH_ROOM, ON_DEVICES)
+        names = axis_names(base, c.plan, search.request.pins.named if own else ())
         found[label] = renamed_candidate(c, renamed_mesh(c.mesh, names), names)
     return found

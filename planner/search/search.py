@@ -25,7 +25,14 @@ from planner.search.axis_merging import with_merged_axes
 from planner.search.baselines import tune_baselines
 from planner.search.best_first import WIDE_GAP, BestFirst, PlanFamily
 from planner.search.cache_entry import kept, recalled
-from planner.search.canonical_form import WITH_ROOM, called, canonical, named, on_fewer_axes
+from planner.search.canonical_form import (
+    ON_DEVICES,
+    WITH_ROOM,
+    called,
+    canonical,
+    named,
+    on_fewer_axes,
+)
 from planner.search.incremental import from_before, remember
 from planner.search.keys import incremental_key, search_key
 from planner.search.machine_key import machine_key
@@ -134,6 +141,8 @@ class Search(Solving):
             elif tight.best is not None or safe is None:
                 reached = tight
         if (away := self._faster_away(reached)) is not None:
+            assert reached.best is not None
+            baselines[ON_DEVICES] = reached.best if safe is None else safe
             search, reached = away
             safe = reached.best
         if reached.best is None and self.stopped:

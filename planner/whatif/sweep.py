@@ -162,11 +162,10 @@ class Sweeper:
         roomy = row.strategy is not None and (
             not row.tight or "with_room" in row.strategy.baselines
         )
-        return (
-            row.strategy is not None
-            and roomy
-            and (pinned or not row.strategy.techniques["offload"])
-        )
+        if row.strategy is None or not roomy:
+            return False
+        kept = row.strategy.baselines.get("on_devices", {}).get("fit") == "yes"
+        return pinned or kept or not row.strategy.techniques["offload"]
 
     def _once(self) -> dict[str, Any]:
         """Pins under which a training step takes its batch in one go."""

@@ -14,6 +14,7 @@ def test_what_makes_room_is_offloaded_where_steps_are_shorter() -> None:
     free = planner.plan("zoo:llama3-70b", **machine)
     assert kept.costs["fit"] == free.costs["fit"] == "yes"
     assert not kept.techniques["offload"] and free.techniques["offload"]
+    assert free.baselines["on_devices"]["step_time_s"] == kept.costs["step_time_s"]
     assert free.costs["step_time_s"] < (1 - AWAY_WORTH) * kept.costs["step_time_s"]
     assert 0 < free.solver["bound_s"] <= kept.solver["bound_s"]
 

@@ -323,12 +323,12 @@ def test_bounds_of_leaves_that_were_given_up_are_raised_in_the_end(
 ) -> None:
     """As far as they are the least, with a pool of work; what is proven without one is less, and
     what is proven with one is no more than a patient search finds."""
-    patient = tight_search("recompute=none", memory_limit_bytes=7 * 2**30).run()
+    patient = tight_search("recompute=none,offload=none", memory_limit_bytes=7 * 2**30).run()
     for name in ("PATIENCE", "LONG_PATIENCE"):
         monkeypatch.setattr(f"planner.search.best_first.{name}", 1)
-    hasty = tight_search("recompute=none", memory_limit_bytes=7 * 2**30).run()
+    hasty = tight_search("recompute=none,offload=none", memory_limit_bytes=7 * 2**30).run()
     monkeypatch.setattr("planner.search.best_first.SETTLING", 0)
-    rough = tight_search("recompute=none", memory_limit_bytes=7 * 2**30).run()
+    rough = tight_search("recompute=none,offload=none", memory_limit_bytes=7 * 2**30).run()
     assert patient.best is not None and hasty.best is not None and rough.best is not None
     assert (
         rough.bound_s
