@@ -375,16 +375,22 @@ class Search(Solving):
         ):
             return None
         found: tuple[Search, Candidate, BestFirst] | None = None
-        for offload in self.offered.away():
-            search = self.offloading(offload)
-            family = search._main(request.roomy_bytes)
-            family.meshes = tuple(
-                m for m in family.meshes if m == best.mesh or (m.stages == 1 and len(m.inner) == 1)
-            )
-            faster = family.run(self.value(best))
-            worth = self.value(best) if found else (1 - AWAY_WORTH) * self.value(best)
-            if faster is not None and self.value(faster) < worth:
-                best, found = faster, (search, faster, family)
+        try:
+            for offload in self.offered.away():
+                search = self.offloading(offload)
+                family = search._main(request.roomy_bytes)
+                family.meshes = tuple(
+                    m
+                    for m in family.meshes
+                    if m == best.mesh or (m.stages == 1 and len(m.inner) == 1)
+                )
+                faster = family.run(self.value(best))
+                worth = self.value(best) if found else (1 - AWAY_WORTH) * self.value(best)
+                if faster is not None and self.value(faster) < worth:
+                    best, found = faster, (search, faster, family)
+                self.stopped = self.stopped or search.stopped
+        except KeyboardInterrupt:
+            self.stopped = "interrupt"
         if found is None:
             return None
         search, best, family = found

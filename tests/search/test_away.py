@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
+import pytest
+
 import planner
-from planner.search.search import AWAY_WORTH
+from planner.search.search import AWAY_WORTH, Search
 
 
 def test_what_makes_room_is_offloaded_where_steps_are_shorter() -> None:
@@ -22,3 +26,13 @@ def test_what_makes_room_is_offloaded_where_steps_are_shorter() -> None:
 def test_where_memory_is_cheap_nothing_goes() -> None:
     free = planner.plan("zoo:llama3-8b,layers=8", devices=8, batch=32, baselines=False)
     assert not free.techniques["offload"]
+
+
+def test_an_interrupt_keeps_the_plan_on_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(search: Search, offload: tuple[str, ...]) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Search, "offloading", interrupted)
+    kept = planner.plan("zoo:llama3-70b", devices=16, batch=64, baselines=False, remedies=False)
+    assert kept.costs["fit"] == "yes" and not kept.techniques["offload"]
+    assert kept.solver["stopped"] == "interrupt"
