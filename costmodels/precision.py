@@ -15,7 +15,8 @@ class Recipe:
 
     compute: the type of products with weights; between: of everything else, and of what operators
     hand to one another. emitted: whether emitted programs compute this way; a recipe that is only
-    priced says so wherever it is shown.
+    priced says so wherever it is shown. program: the recipe that emitted programs compute in
+    instead, "" where none is near.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Recipe:
     """of an element of one of the optimizer's moments"""
     loss_scaled: bool = False
     """whether gradients need the loss to be scaled to stay within the range of their type"""
+    program: str = ""
 
     @property
     def state_type(self) -> str:
@@ -69,6 +71,30 @@ _MIXED = Recipe(
     note="bf16 weights, compute and gradients, float32 master copy and moments",
     master_bytes=4,
 )
+_EIGHT = replace(
+    _MIXED,
+    name="fp8",
+    compute="float8_e4m3fn",
+    note="fp8 products of linear layers, bf16 weights and gradients, float32 master copy and"
+    " moments",
+)
+
+
+def _summed_in_float32(recipe: Recipe, note: str) -> Recipe:
+    """A recipe whose gradients are kept, added up and sent in float32: Megatron's default in
+    bfloat16 (megatron/training/arguments.py, accumulate_allreduce_grads_in_fp32; its
+    theoretical_memory_usage.py counts 18 bytes a parameter)."""
+    return replace(
+        recipe,
+        name=f"{recipe.name.removesuffix('-mixed')}-fp32-grads",
+        gradient_bytes=4,
+        reduction_bytes=4,
+        emitted=False,
+        program=recipe.name,
+        note=note,
+    )
+
+
 _RECIPES = (
     _MIXED,
     Recipe(
@@ -101,12 +127,13 @@ _RECIPES = (
         " moments",
         loss_scaled=True,
     ),
-    replace(
-        _MIXED,
-        name="fp8",
-        compute="float8_e4m3fn",
-        note="fp8 products of linear layers, bf16 weights and gradients, float32 master copy and"
-        " moments",
+    _EIGHT,
+    _summed_in_float32(
+        _MIXED, "bf16 weights and compute, float32 gradients, master copy and moments"
+    ),
+    _summed_in_float32(
+        _EIGHT,
+        "fp8 products of linear layers, bf16 weights, float32 gradients, master copy and moments",
     ),
     Recipe(
         name="int8-weights",

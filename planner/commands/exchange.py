@@ -136,7 +136,7 @@ def import_(args: argparse.Namespace) -> int:
     topology = api.make_request(**machine(args)).topology
     configuration, model = opened(args, topology)
     request = api.make_request(
-        **machine(args) | precision_of(args, configuration), optimizer=args.optimizer
+        **machine(args) | precision_of(args, configuration, args.runtime), optimizer=args.optimizer
     )
     configuration = as_priced(configuration, request)
     batch = configuration.settings.batch
@@ -199,11 +199,15 @@ def opened(args: argparse.Namespace, topology: Topology) -> tuple[Configuration,
     return configuration, model
 
 
-def precision_of(args: argparse.Namespace, configuration: Configuration) -> dict[str, str]:
-    """The option that says in which precision a configuration is priced: its own where no other is
-    asked for. Nothing where neither says one."""
-    said = configuration.settings.precision
-    return {"precision": args.precision or said} if args.precision or said else {}
+def precision_of(
+    args: argparse.Namespace, configuration: Configuration, runtime: str
+) -> dict[str, str]:
+    """The option that says in which precision a configuration is priced under a runtime: its own
+    where no other is asked for. Nothing where neither says one."""
+    from planner.interop.price import precision_under
+
+    said = args.precision or precision_under(runtime, configuration.settings.precision)
+    return {"precision": said} if said else {}
 
 
 def _refuse_contradictions(args: argparse.Namespace, configuration: Configuration) -> None:

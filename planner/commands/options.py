@@ -285,7 +285,8 @@ def _add_optimizer(g: argparse._ArgumentGroup) -> None:
         "--precision",
         default="bf16-mixed",
         metavar="RECIPE",
-        help="bf16-mixed (default), fp32, bf16-pure, fp16, fp8, int8-weights",
+        help="bf16-mixed (default), fp32, bf16-pure, fp16, fp8, int8-weights; of"
+        " Megatron, priced: bf16-fp32-grads, fp8-fp32-grads",
     )
 
 

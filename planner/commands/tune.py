@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     space = SPACES.get(configuration.launcher)
     if space is not None and args.runtime == DEFAULT_RUNTIME:
         options["runtime"] = space.runtime
-    options |= precision_of(args, configuration)
+    options |= precision_of(args, configuration, options["runtime"])
     request = api.make_request(**options, workload=args.workload, optimizer=args.optimizer)
     compile_for = api.target_of(args.confirm, args.model, request) if args.confirm else None
     with console.live(not args.quiet and not args.json) as line:

@@ -12,11 +12,16 @@ from collections.abc import Callable, Mapping
 from planner.errors import PlanError
 from planner.interop.keys import Keys
 
+SUMS = "grad_reduce_in_bf16"
+"""Megatron-LM's argument; without it gradients of bf16 are kept and sent in float32."""
+_EIGHT = {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"}
 WRITTEN: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "megatron": {
-        "bf16-mixed": {"bf16": True},
+        "bf16-mixed": {"bf16": True, SUMS: True},
+        "bf16-fp32-grads": {"bf16": True, SUMS: False},
         "fp16": {"fp16": True},
-        "fp8": {"bf16": True, "fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
+        "fp8": {"bf16": True, **_EIGHT, SUMS: True},
+        "fp8-fp32-grads": {"bf16": True, **_EIGHT, SUMS: False},
         "fp32": {"bf16": False},
     },
     "maxtext": {
@@ -69,7 +74,7 @@ def read(launcher: str, keys: Keys, notes: list[str]) -> str:
 
 
 def _megatron(keys: Keys, notes: list[str]) -> str:
-    """Also Megatron-Bridge's names of recipes (mixed_precision)."""
+    """Also Megatron-Bridge's names of recipes (mixed_precision), and its grad_reduce_in_fp32."""
     named = keys.word("", "mixed_precision")
     half, brain = keys.flag(False, "fp16"), keys.flag(False, "bf16")
     eight = keys.word("", "fp8_format", "fp8") not in ("", "none", "false")
@@ -79,12 +84,14 @@ def _megatron(keys: Keys, notes: list[str]) -> str:
         notes.append("four-bit products are priced as eight-bit ones")
     elif eight and scaling != "tensorwise":
         notes.append(f"fp8_recipe {scaling} is priced as tensorwise scaling")
+    keys.get("accumulate_allreduce_grads_in_fp32")  # bf16 turns it on, whatever a file says
+    narrow = keys.flag(False, SUMS) or not keys.flag(True, "grad_reduce_in_fp32")
     if eight or four or "fp8" in named:
-        return "fp8"
+        return "fp8" if narrow else "fp8-fp32-grads"
     if half or named.startswith("fp16"):
         return "fp16"
     if brain or named.startswith("bf16"):
-        return "bf16-mixed"
+        return "bf16-mixed" if narrow else "bf16-fp32-grads"
     return "fp32" if "bf16" in keys else ""
 
 

@@ -15,6 +15,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.units import show_bytes
+from costmodels.precision import load_recipe
+from costmodels.runtimes import as_framework
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.pipeline import largest_repeated_block
@@ -200,20 +202,33 @@ class Configuration:
     claims: tuple[Claim, ...] = ()
 
 
+def precision_under(runtime: str, recipe: str) -> str:
+    """The recipe that a configuration's is priced in: of emitted programs the one that they are
+    written in, where those of the launcher differ."""
+    if not recipe or as_framework(runtime):
+        return recipe
+    return load_recipe(recipe).program or recipe
+
+
 def as_priced(configuration: Configuration, request: Request) -> Configuration:
     """A configuration as a request's runtime prices it: selective recompute is a framework's (what
-    emitted programs call so saves less)."""
+    emitted programs call so saves less), and so are gradients of bf16 in float32."""
     settings = configuration.settings
-    if request.runtime.kernels is not None or settings.recompute != BLOCK_KEEP:
+    if request.runtime.kernels is not None:
         return configuration
-    note = (
-        "selective recompute is priced as none:"
-        f" --runtime {SPACES[configuration.launcher].runtime} has its price"
-    )
+    precision, notes = precision_under(request.runtime.name, settings.precision), []
+    if precision != settings.precision:
+        notes.append("gradients in float32 are priced in bfloat16, as emitted programs have them")
+    if settings.recompute == BLOCK_KEEP:
+        notes.append("selective recompute is priced as none")
+        settings = replace(settings, recompute="none")
+    if not notes:
+        return configuration
+    notes[-1] += f": --runtime {SPACES[configuration.launcher].runtime} has its price"
     return replace(
         configuration,
-        settings=replace(settings, recompute="none"),
-        notes=(*configuration.notes, note),
+        settings=replace(settings, precision=precision),
+        notes=(*configuration.notes, *notes),
     )
 
 

@@ -98,7 +98,7 @@ SPACES = {
             schedules=("1f1b", INTERLEAVED),
             uneven=True,
             layouts=True,
-            precisions=("bf16-mixed", "fp16", "fp8", "fp32"),
+            precisions=("bf16-mixed", "bf16-fp32-grads", "fp16", "fp8", "fp8-fp32-grads", "fp32"),
         ),
         LauncherSpace(
             "maxtext",

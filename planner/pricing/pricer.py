@@ -386,7 +386,10 @@ class Pricer:
         away = self.host_s(2 * elements * recipe.state_bytes) if "optimizer" in offload else 0.0
         # The runtime's figure is that of AdamW in float32: what is not read and written is less.
         fewer = adamw.moment_bytes - (recipe.state_bytes - recipe.master_bytes)
-        value = 2 * (recipe.master_bytes or recipe.parameter_bytes) + recipe.gradient_bytes
+        # Those of frameworks hold gradients in float32 whatever they are sent in.
+        framework = self.runtime.kernels is not None
+        gradient = recipe.parameter_bytes if framework else recipe.gradient_bytes
+        value = 2 * (recipe.master_bytes or recipe.parameter_bytes) + gradient
         value += recipe.parameter_bytes if recipe.master_bytes else 0
         moved = self.runtime.optimizer_bytes - 2 * fewer - (3 * host_link.FLOAT_BYTES - value)
         if recipe.loss_scaled:  # gradients are read for their norm, parameters to be left alone

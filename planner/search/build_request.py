@@ -9,7 +9,7 @@ from costmodels.capacity import capacity, preallocation
 from costmodels.hardware.units import show_bytes
 from costmodels.optimizers import OPTIMIZERS
 from costmodels.precision import Recipe, load_recipe, recipe_names
-from costmodels.runtimes import load_runtime, runtime_names
+from costmodels.runtimes import as_framework, load_runtime, runtime_names
 from planner.cache.folder import Cache
 from planner.errors import PlanError
 from planner.execution.save_policies import offloaded_values
@@ -158,6 +158,13 @@ def _choose(step: StepOptions, search: SearchOptions) -> None:
     choose("precision", step.precision, recipe_names())
     choose("optimizer", step.optimizer, tuple(OPTIMIZERS))
     choose("runtime", step.runtime, runtime_names())
+    if (own := load_recipe(step.precision).program) and not as_framework(step.runtime):
+        raise PlanError(
+            "P024",
+            f"--precision {step.precision} and --runtime {step.runtime} contradict each other: no"
+            " program that is written here has gradients in float32 beside bfloat16 weights",
+            help=[f"--precision {own}", "--runtime megatron, or --for megatron"],
+        )
     choose("solver", search.solver, tuple(SOLVERS))
     choose("mode", search.mode, MODE_NAMES)
     choose("objective", search.objective, ("step", "memory"))
@@ -325,10 +332,10 @@ def _gpu_memory(strategy: Strategy) -> float | None:
 
 
 def emitted_recipe(precision: str) -> Recipe:
-    """A recipe that programs are written in. Raises PlanError P077 for those that are priced, not
-    emitted."""
+    """The recipe that a plan's program is written in: its own, or the one that stands for it.
+    Raises PlanError P077 for those that are priced, not emitted."""
     choose("precision", precision, recipe_names())
-    recipe = load_recipe(precision)
+    recipe = load_recipe(load_recipe(precision).program or precision)
     if not recipe.emitted:
         written = [name for name in recipe_names() if load_recipe(name).emitted]
         raise PlanError(

@@ -17,7 +17,8 @@ underscores in `--yaml-cfg` files, and Megatron-Bridge's recipes, whose attribut
         stage; num_layers_per_virtual_pipeline_stage: so many layers each
     pipeline_model_parallel_layout                                                     layers of
         each chunk, where they are not as many
-    bf16, fp16, fp8_format with fp8_recipe; mixed_precision of Megatron-Bridge          precision
+    bf16, fp16, fp8_format with fp8_recipe, grad_reduce_in_bf16; of Megatron-Bridge     precision
+        mixed_precision, grad_reduce_in_fp32
 
 Source: megatron/training/arguments.py and yaml_arguments.py of NVIDIA/Megatron-LM,
 Megatron Core 0.20.0 (d98e8a64dd, August 2026); megatron/bridge/training/config.py and perf_recipes
@@ -155,6 +156,13 @@ def _title(s: Settings, facts: Facts) -> str:
     )
 
 
+_ARGUMENT_ALONE = "Megatron-LM follows it as an argument alone (-o FILE.sh)."
+"""--yaml-cfg sums gradients of bf16 in float32 whatever a file says (yaml_arguments.py)."""
+
+
+_PRECISION_COUNTS = "    # Its mixed_precision has grad_reduce_in_fp32 too, and the last word."
+
+
 def write(s: Settings, facts: Facts) -> str:
     """The keys that the plan decides, to be merged into a configuration."""
     model, train, ddp = _keys_of(s, facts).values()
@@ -167,6 +175,7 @@ def write(s: Settings, facts: Facts) -> str:
 
     lines = [
         f"# {_title(s, facts)} Merge into a file for --yaml-cfg.",
+        *[f"# {precisions.SUMS}: {_ARGUMENT_ALONE}"] * bool(parallel.get(precisions.SUMS)),
         "language_model:",
         *rows(language, "  "),
         "model_parallel:",
@@ -218,6 +227,8 @@ def write_recipe(s: Settings, facts: Facts) -> str:
     sections."""
     keys = _keys_of(s, facts)
     name = "use_distributed_optimizer"
+    if (narrow := keys["model"].pop(precisions.SUMS, None)) is not None:
+        keys["ddp"]["grad_reduce_in_fp32"] = not narrow
     keys |= {"optimizer": {name: keys["ddp"][name]}}
     keys |= {"dataset": {"seq_length": s.length}} if s.length else {}
     lines = [
@@ -229,6 +240,7 @@ def write_recipe(s: Settings, facts: Facts) -> str:
         [
             f"# {_title(s, facts)} For a recipe of Megatron-Bridge: planned(cfg).",
             "def planned(cfg):",
+            *[_PRECISION_COUNTS] * bool(narrow),
             *lines,
             "    return cfg",
             "",

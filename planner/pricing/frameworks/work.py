@@ -16,6 +16,7 @@ from costmodels.frameworks.step_time import (
     AFTER,
     BEFORE,
     BLOCKS,
+    SUMS,
     CollectiveWork,
     HandedTensor,
     Work,
@@ -69,10 +70,15 @@ def work_of(
 def merged_uses(
     flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer
 ) -> tuple[CollectiveUse, ...]:
-    """The collectives of a flow, equal ones as one: whom they serve does not matter."""
+    """The collectives of a flow, equal ones as one: whom they serve does not matter. Gradients have
+    the parameters' type there, and may be sent in a wider one."""
     counts: dict[CollectiveUse, int] = {}
+    recipe = pricer.recipe
+    wider = recipe.reduction_bytes / recipe.parameter_bytes
     for use in collectives.collectives(flow, runs, pricer.itemsize):
         alike = replace(use, what="", count=0)
+        if use.phase == "gradient" and use.kind in SUMS:
+            alike = replace(alike, payload_bytes=int(use.payload_bytes * wider))
         counts[alike] = counts.get(alike, 0) + use.count
     return tuple(replace(use, count=n) for use, n in counts.items())
 
