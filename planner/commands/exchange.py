@@ -32,6 +32,7 @@ def export(args: argparse.Namespace) -> int:
     if is_serving(args.strategy):
         return _export_serving(args)
     from planner.interop.price import hand_over, refuse_dear
+    from planner.report.commands import options_of
     from planner.support.atomic_write import write_atomically
 
     strategy = files.load(args.strategy)
@@ -57,10 +58,8 @@ def export(args: argparse.Namespace) -> int:
     target = _new_file(args)
     write_atomically(target, made.text)
     console.data(cost_of(made) + "\n")
-    kind = "" if strategy.workload["kind"] == "train" else " --workload infer"
-    console.say(
-        f"wrote {target}   next: plan import {target} --model {source} {machine_of(strategy)}{kind}"
-    )
+    options = " ".join(options_of(strategy, configured=True))
+    console.say(f"wrote {target}   next: plan import {target} --model {source} {options}")
     return 0
 
 
@@ -131,6 +130,7 @@ def import_(args: argparse.Namespace) -> int:
     from planner.commands.common import machine
     from planner.interop.keys import function_of
     from planner.interop.price import as_priced, priced
+    from planner.report.commands import options_of
 
     started = time.monotonic()
     topology = api.make_request(**machine(args)).topology
@@ -139,7 +139,6 @@ def import_(args: argparse.Namespace) -> int:
         **machine(args) | precision_of(args, configuration, args.runtime), optimizer=args.optimizer
     )
     configuration = as_priced(configuration, request)
-    batch = configuration.settings.batch
     file, function = function_of(args.config)
     target = Path(args.output or f"{function or file.stem}.plan.json")
     if target.exists() and not args.force:
@@ -163,9 +162,10 @@ def import_(args: argparse.Namespace) -> int:
     strategy.save(target)
     if not args.quiet:
         _say(args, strategy, configuration)
+    options = " ".join(options_of(strategy))
     console.say(
-        f"wrote {target}   next: plan {args.model} {machine_of(strategy)} --batch {batch}"
-        f" -o best.json · plan diff {target} best.json"
+        f"wrote {target}   next: plan {args.model} {options} -o best.json"
+        f" · plan diff {target} best.json"
     )
     return 0
 

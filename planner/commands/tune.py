@@ -28,9 +28,10 @@ def run(args: argparse.Namespace) -> int:
     """`plan tune`."""
     import planner.api as api
     from planner.commands.common import machine
-    from planner.commands.exchange import machine_of, opened, precision_of
+    from planner.commands.exchange import opened, precision_of
     from planner.interop.tune import tune
     from planner.pins.launcher_space import SPACES
+    from planner.report.commands import options_of
     from planner.search.options import DEFAULT_RUNTIME
 
     begun = time.monotonic()
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         write_atomically(target, _written(tuned, tuned.best[0].settings, target.suffix))
         console.say(
             f"wrote {target}, the first of them   next: plan import {target} --model {args.model}"
-            f" {machine_of(tuned.best[0].strategy)}"
+            f" {' '.join(options_of(tuned.best[0].strategy, configured=True))}"
         )
     return INTERRUPTED if stopped or tuned.stopped == "interrupt" else 0
 
@@ -124,6 +125,7 @@ def pins_words(s: Settings) -> str:
     }
     words = [f"{name}={n}" for name, n in degrees.items() if n > 1] or ["dp=1"]
     words += [f"zero={s.zero_stage}"] if s.zero_stage else []
+    words += [f"zero_group={s.zero_group}"] if s.zero_group else []
     words += [f"micro={s.microbatches}"]
     recompute = "selective" if s.recompute == "block-keep" else s.recompute  # as launchers say
     words += [f"recompute={recompute}"] if recompute != "none" else []

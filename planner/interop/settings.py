@@ -44,7 +44,8 @@ class Settings:
     0 where rows have none. virtual: virtual stages per stage. styles: how "tensor" cuts
     single modules, pattern and style (planner.interop.launchers.hf); none: as it costs least.
     offload: what waits in the host's memory, of "activations". precision: the recipe that training
-    computes in (costmodels.precision), "" where nothing is said of it."""
+    computes in (costmodels.precision), "" where nothing is said of it. zero_group: neighbouring
+    devices of a stage that share one copy of what the ZeRO stage cuts, 0 for all of them."""
 
     batch: int
     stage: int = 1
@@ -62,6 +63,7 @@ class Settings:
     styles: tuple[tuple[str, str], ...] = ()
     offload: tuple[str, ...] = ()
     precision: str = ""
+    zero_group: int = 0
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -102,9 +104,24 @@ class Settings:
         }
         if self.offload:
             techniques["offload"] = self.offload
+        if self.zero_group:
+            techniques["zero_group"] = self.zero_group
         if self.tensor > 1:
             techniques["tensor"] = "megatron-sp" if self.positions else "megatron"
         return Pins({a: (n,) for a, n in self.mesh.items()}, techniques)
+
+
+def sharing(copies: int, data: int, devices: int, domain: int, notes: list[str]) -> int:
+    """`Settings.zero_group` of a stage of so many devices whose data axis is, outermost, so many
+    copies of what is sharded. domain: devices on fast links. Groups that are no whole part of the
+    axis, or cross the edge of a domain, are left out, and a note says so."""
+    if copies == 1:
+        return 0
+    group = devices // copies
+    if data % copies or (domain % group and group % domain):
+        notes.append("hybrid sharding is priced as sharding over all replicas")
+        return 0
+    return group
 
 
 @dataclass(frozen=True)

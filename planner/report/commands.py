@@ -32,11 +32,19 @@ def reproduce(s: Strategy) -> str:
     records, those at their defaults left out."""
     from planner.strategy.pins import pins_of
 
+    out = ["plan", quote(str(s.provenance.get("source") or s.model["name"])), *options_of(s)]
+    out += ["--for", str(launcher)] if (launcher := s.provenance.get("launcher")) else []
+    out += ["--pin", quote(short_pins(pins))] if not (pins := pins_of(s)).empty else []
+    return " ".join(out)
+
+
+def options_of(s: Strategy, *, configured: bool = False) -> list[str]:
+    """The options that say machine, workload and search of a plan, those at their defaults left
+    out. configured: beside a launcher's configuration, which says the batch and is not searched."""
     w, said, training = s.workload, s.provenance, s.workload.get("training") or {}
     routing = w.get("routing") or {}
-    out = ["plan", quote(str(said.get("source") or s.model["name"]))]
-    out += _machine(s, DEFAULT_HARDWARE)
-    out += ["--batch", str(w["batch"])]
+    out = _machine(s, DEFAULT_HARDWARE)
+    out += [] if configured else ["--batch", str(w["batch"])]
     out += [part for k, v in w.get("dims", {}).items() for part in ("--dim", quote(f"{k}={v}"))]
     out += [
         part
@@ -56,9 +64,12 @@ def reproduce(s: Strategy) -> str:
         ("imbalance", COUNTS if "counts" in routing else routing.get("imbalance"), None),
         ("capacity", routing.get("capacity"), None),
         ("tables", training.get("tables", "device"), "device"),
-        ("mode", said.get("mode", "auto"), "auto"),
-        ("objective", said.get("objective", "step"), "step"),
     ]
+    if not configured:
+        usual += [
+            ("mode", said.get("mode", "auto"), "auto"),
+            ("objective", said.get("objective", "step"), "step"),
+        ]
     out += [
         part
         for option, value, default in usual
@@ -72,9 +83,7 @@ def reproduce(s: Strategy) -> str:
         for glob in training.get(option, ())
         for part in (f"--{option}", quote(str(glob)))
     ]
-    out += ["--for", str(launcher)] if (launcher := s.provenance.get("launcher")) else []
-    out += ["--pin", quote(short_pins(pins))] if not (pins := pins_of(s)).empty else []
-    return " ".join(out)
+    return out
 
 
 def short_pins(pins: Pins) -> str:

@@ -79,7 +79,6 @@ def test_what_is_priced_as_another_thing(tmp_path: Path) -> None:
         "  fsdp_sharding_strategy: HYBRID_SHARD\n",
     )
     assert found.notes == (
-        "hybrid sharding is priced as sharding over all replicas",
         "fsdp_offload_params is left out: nothing is priced in the host's memory",
         "it starts 16 processes, and is priced on 8 devices",
     )

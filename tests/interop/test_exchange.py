@@ -4,6 +4,7 @@ contradictory keys told apart."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -544,14 +545,6 @@ def test_degrees_within_and_between_domains() -> None:
             ),
             "ZeRO-3 with stages",
         ),
-        (
-            megatron,
-            (
-                "micro_batch_size: 2\nuse_torch_fsdp2: true\nnum_distributed_optimizer_instances:"
-                " 2\n"
-            ),
-            "hybrid sharding",
-        ),
         (megatron, "micro_batch_size: 2\noptimizer_cpu_offload: true\n", "left out: the state"),
         (megatron, "micro_batch_size: 2\nmtp_num_layers: 1\n", "multi-token prediction"),
         (
@@ -590,7 +583,11 @@ def test_degrees_within_and_between_domains() -> None:
             "optimizer_memory_host_offload is left out",
         ),
         (torchtitan, "[training]\nlocal_batch_size = 4\nenable_cpu_offload = true\n", "left out"),
-        (torchtitan, "[parallelism]\ndata_parallel_replicate_degree = 2\n", "hybrid sharding"),
+        (
+            torchtitan,
+            "[parallelism]\ndata_parallel_replicate_degree = 4\nexpert_parallel_degree = 4\n",
+            "hybrid sharding",
+        ),
         (
             torchtitan,
             (
@@ -617,7 +614,6 @@ def test_degrees_within_and_between_domains() -> None:
             "[training]\nlocal_batch_size = 4\n[activation_checkpoint]\nmode = 'selective'\n",
             "selective recompute (2) is priced as none",
         ),
-        (maxtext, "ici_fsdp_parallelism: 4\nici_data_parallelism: 2\n", "hybrid sharding"),
         (
             maxtext,
             "ici_fsdp_parallelism: 8\nremat_policy: custom\nmlpwo: disk\n",
@@ -629,7 +625,6 @@ def test_degrees_within_and_between_domains() -> None:
             "tensor and tensor_sequence",
         ),
         (maxtext, "ici_fsdp_parallelism: 4\ndcn_pipeline_parallelism: 2\n", "ZeRO-3 with stages"),
-        (hf, '{"dp_replicate_size": 2, "dp_shard_size": 4}', "hybrid sharding"),
         (hf, '{"tp_plan": "auto"}', "not as the library's plan"),
         (hf, '{"tp_size": 8, "per_device_train_batch_size": 1}', "no tp_plan by module"),
         (
@@ -645,6 +640,74 @@ def test_what_a_configuration_says_beyond_the_settings_is_a_note(
     path = tmp_path / f"c{'.toml' if launcher is torchtitan else launcher.SUFFIX}"
     path.write_text(text)
     assert any(note in said for said in read_configuration(path, 8, launcher.NAME).notes)
+
+
+HYBRID = [
+    (
+        megatron,
+        "micro_batch_size: 2\nuse_torch_fsdp2: true\nnum_distributed_optimizer_instances: 2\n",
+        8,
+    ),
+    (torchtitan, "[parallelism]\ndata_parallel_replicate_degree = 2\n", 8),
+    (
+        torchtitan,
+        (
+            "[parallelism]\ndata_parallel_replicate_degree = 4\ndata_parallel_shard_degree = 1\n"
+            "context_parallel_degree = 2\ntensor_parallel_degree = 2\n"
+        ),
+        4,
+    ),
+    (maxtext, "ici_fsdp_parallelism: 8\ndcn_data_parallelism: 2\n", 8),
+    (hf, '{"dp_replicate_size": 4, "dp_shard_size": 2, "tp_size": 2}', 4),
+    (
+        hf,
+        (
+            '{"distributed_type": "FSDP", "fsdp_sharding_strategy": "HYBRID_SHARD",'
+            ' "per_device_train_batch_size": 1}'
+        ),
+        8,
+    ),
+    (
+        levanter,
+        (
+            "trainer:\n  train_batch_size: 64\n  mesh:\n    axes: {replica: 2, data: -1}\n"
+            "    param_mapping: {embed: data}\n"
+        ),
+        8,
+    ),
+]
+
+
+@pytest.mark.parametrize(("launcher", "text", "group"), HYBRID)
+def test_hybrid_sharding_is_sharding_in_groups(
+    launcher: ModuleType, text: str, group: int, tmp_path: Path
+) -> None:
+    """Of 16 devices, eight a node: as many neighbours have one copy, tensor and context ranks among
+    them."""
+    path = tmp_path / f"c{'.toml' if launcher is torchtitan else launcher.SUFFIX}"
+    path.write_text(text)
+    found = read_configuration(path, 16, launcher.NAME, domain=8)
+    assert found.settings.zero_group == group and found.settings.zero_stage > 0
+    assert found.settings.pins().techniques["zero_group"] == group
+    assert not any("hybrid" in note for note in found.notes)
+
+
+def test_a_group_keeps_its_copy_of_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the state of sharding over all 16, and of what is stored of parameters."""
+    monkeypatch.chdir(tmp_path)
+    text = "[training]\nlocal_batch_size = 2\n[parallelism]\ndata_parallel_replicate_degree = {}\n"
+
+    def parts(copies: int) -> Mapping[str, float]:
+        Path("c.toml").write_text(text.format(copies))
+        call = ["import", "c.toml", "--model", "zoo:llama-tiny", "--devices", "16", "--quiet"]
+        assert main([*call, "--runtime", "fsdp", "-o", "x.json", "--force"]) == 0
+        return Strategy.load("x.json").costs["memory_breakdown_bytes"]
+
+    whole, groups = parts(1), parts(2)
+    assert groups["optimizer"] == pytest.approx(2 * whole["optimizer"], rel=0.02)
+    assert groups["parameters"] == pytest.approx(2 * whole["parameters"], rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -831,9 +894,9 @@ def test_each_network_of_maxtext_may_leave_one_axis_open(tmp_path: Path) -> None
         " 2\nper_device_batch_size: 1.0\nremat_policy: 'full'\n"
     )
     found = read_configuration(path, 64, domain=8)
-    assert found.settings == Settings(
-        64, data=32, tensor=2, zero_stage=3, recompute="block"
-    ) and found.notes == ("hybrid sharding is priced as sharding over all replicas",)
+    assert not found.notes and found.settings == Settings(
+        64, data=32, tensor=2, zero_stage=3, zero_group=8, recompute="block"
+    )
     assert read_configuration(path, 8).notes == ()
     path.write_text("dcn_data_parallelism: 2\nici_fsdp_parallelism: 8\n")
     with pytest.raises(PlanError, match="12 of them on fast links"):
@@ -985,7 +1048,7 @@ def test_what_to_do_next_names_the_machine_and_the_runtime(
         == 0
     )
     assert (
-        "--devices 8 --hardware a100-80gb --runtime megatron --batch 16" in capsys.readouterr().err
+        "--devices 8 --hardware a100-80gb --batch 16 --runtime megatron" in capsys.readouterr().err
     )
 
 

@@ -56,12 +56,22 @@ def test_its_keys(text: str, expected: Settings, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "replica_ici_axis_size: 2\n",
+        "replica_dcn_axis_size: -1\n",
+        f"{MESH}    axes: {{replica: 2}}\n",
+    ],
+)
+def test_replicas_keep_copies_of_what_is_sharded(text: str, tmp_path: Path) -> None:
+    found = read(tmp_path, text, 16, 8)
+    assert (found.settings.zero_stage, found.settings.zero_group) == (3, 8)
+
+
+@pytest.mark.parametrize(
     ("text", "note"),
     [
         ("model_axis_size: 2\n", "nothing of the model is cut by the axis model"),
-        ("replica_ici_axis_size: 2\n", "hybrid sharding"),
-        ("replica_dcn_axis_size: -1\n", "hybrid sharding"),
-        (f"{MESH}    axes: {{replica: 2}}\n", "hybrid sharding"),
         (f"{MESH}    axis_types: explicit\n", "mesh.axis_types was not read"),
         ("model_axis_size: 1\ngradient_checkpointing: offload\n", "'offload' is priced as"),
     ],

@@ -45,8 +45,9 @@ def test_overrides_go_before_the_file(tmp_path: Path) -> None:
 def test_a_script_takes_the_defaults_of_base_yml(tmp_path: Path) -> None:
     """fsdp within a slice, data between slices: what is left of each."""
     found = read(tmp_path, "run.sh", SCRIPT, 64, 16)
-    assert found.settings == Settings(32, data=16, tensor=4, zero_stage=3, recompute="block")
-    assert "hybrid sharding is priced as sharding over all replicas" in found.notes
+    assert found.settings == Settings(
+        32, data=16, tensor=4, zero_stage=3, zero_group=16, recompute="block"
+    )
     assert any(n.startswith("base.yml, which the command names, does not lie") for n in found.notes)
     assert "model_name" not in found.unread and "steps" in found.unread
 

@@ -3,6 +3,7 @@ the syntax tree, never imported or run."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from planner.interop.launchers import torchtitan
 from planner.interop.price import read_configuration
 from planner.interop.settings import Facts, Rounds, Settings
 from planner.machine.topology import for_devices
+from planner.strategy.strategy import Strategy
 
 TITAN = """
 from torchtitan.config import ParallelismConfig, TrainingConfig
@@ -225,6 +227,31 @@ def test_the_command_reads_a_function_and_the_models_layers(
             "8", "--quiet", "-o", str(tmp_path / "x.json")]  # fmt: skip
     assert main(argv) == 0
     assert "next: plan zoo:llama-tiny" in capsys.readouterr().err
+
+
+def test_what_to_type_next_is_of_the_same_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows as long and the same adapters: `plan diff` would compare two workloads otherwise."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.sh").write_text("python p.py --micro-batch-size 1 --seq-length 8 --bf16\n")
+    Path("config.json").write_text(
+        '{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 8, "vocab_size": 256,'
+        ' "num_hidden_layers": 2, "intermediate_size": 128, "max_position_embeddings": 32}'
+    )
+    lora = "rank=2,targets=*.q_proj.weight"
+    same = ["--dim", "seq=8", "--optimizer", "lion", "--lora", lora]
+    call = ["import", "run.sh", "--model", "config.json", "--devices", "8", *same]
+    assert main([*call, "--runtime", "megatron", "--quiet", "-o", "mine.json"]) == 0
+    said = capsys.readouterr().err
+    words = shlex.split(said[said.index("next: plan") :].partition("·")[0])[2:]
+    assert main([*words, "--quiet"]) == 0 and words[-2:] == ["-o", "best.json"]
+    mine, best = (Strategy.load(f"{name}.json").workload for name in ("mine", "best"))
+    assert mine == best
+    capsys.readouterr()
+    assert main(["export", "mine.json", "--to", "megatron", "-o", "again.sh"]) == 0
+    said = capsys.readouterr().err
+    assert main([*shlex.split(said[said.index("import") :]), "--quiet"]) == 0
 
 
 def test_many_functions_share_one_budget(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from planner.errors import PlanError, did_you_mean
 from planner.interop import model_sizes, precisions
 from planner.interop.keys import Keys
 from planner.interop.model_sizes import Claim, claims_of
-from planner.interop.settings import Facts, Rounds, Settings
+from planner.interop.settings import Facts, Rounds, Settings, sharing
 from planner.ops import operator_of
 from planner.strategy.strategy import Strategy
 
@@ -194,16 +194,16 @@ def claims(keys: Keys) -> tuple[Claim, ...]:
 
 
 def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
-    """Settings of a configuration and what it says beyond them; it knows of no domains. Raises
-    PlanError P191 where keys contradict each other."""
+    """Settings of a configuration and what it says beyond them. Raises PlanError P191 where keys
+    contradict each other."""
     notes: list[str] = []
     styles, auto = _tp_plan(keys)
     kind, zero = keys.word("", "distributed_type"), _zero_stage(keys)
     asked = bool(styles or auto)
     replicate, shard, cp, tp = _sizes(keys, devices, asked, kind == "fsdp" and zero > 0, notes)
     hybrid = keys.word("", "fsdp_sharding_strategy").startswith("hybrid")
-    if (replicate > 1 and shard > 1) or (hybrid and shard > 1):
-        notes.append("hybrid sharding is priced as sharding over all replicas")
+    if hybrid and replicate == 1 and shard % (nodes := max(1, devices // domain)) == 0:
+        replicate, shard = nodes, shard // nodes  # a node's devices share a copy
     if tp > 1 and not styles:
         notes.append(
             "no tp_plan by module: weights are cut as it costs least"
@@ -219,6 +219,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         zero = keys.whole(2, "zero_stage", least=0)
     elif shard == 1 and not (cp > 1 and fsdp):
         zero = 0
+    copies = replicate if zero and kind != "deepspeed" else 1
     rows = _rows(keys)
     microbatches = keys.whole(1, "gradient_accumulation_steps")
     recompute = keys.flag(False, "gradient_checkpointing", "fsdp_activation_checkpointing")
@@ -236,6 +237,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             tensor=tp,
             microbatches=microbatches,
             zero_stage=zero,
+            zero_group=sharing(copies, data, devices, domain, notes),
             recompute="block" if recompute else "none",
             styles=styles if tp > 1 else (),
             precision=precisions.read(NAME, keys, notes),

@@ -29,7 +29,7 @@ from planner.errors import PlanError
 from planner.interop import precisions
 from planner.interop.keys import Keys
 from planner.interop.model_sizes import GROUPS, HEADS, HIDDEN, INNER, LAYERS, Claim, claims_of
-from planner.interop.settings import Facts, Rounds, Settings
+from planner.interop.settings import Facts, Rounds, Settings, sharing
 
 NAME, SUFFIX = "levanter", ".yaml"
 MARKS = (
@@ -121,8 +121,8 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         )
     if tensor > 1 and not cut:
         notes.append("nothing of the model is cut by the axis model: priced as tensor parallelism")
-    if sharded and any(sizes.get(a, 1) > 1 for a in BATCH if a not in sharded):
-        notes.append("hybrid sharding is priced as sharding over all replicas")
+    zero = 3 if sharded and data * sequence > 1 else 0
+    copies = prod(sizes.get(a, 1) for a in BATCH if a not in sharded) if zero else 1
     batch, microbatches = _batch(keys, data)
     return (
         Settings(
@@ -131,7 +131,8 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             sequence=sequence,
             tensor=tensor,
             microbatches=microbatches,
-            zero_stage=3 if sharded and data * sequence > 1 else 0,
+            zero_stage=zero,
+            zero_group=sharing(copies, data, devices, domain, notes),
             recompute=_recompute(keys, notes),
             length=keys.whole(0, "train_seq_len", "seq_len", "max_seq_len"),
             precision=precisions.read(NAME, keys, notes),

@@ -54,7 +54,7 @@ from planner.interop.model_sizes import (
     Claim,
     claims_of,
 )
-from planner.interop.settings import AXES, Facts, Rounds, Settings
+from planner.interop.settings import AXES, Facts, Rounds, Settings, sharing
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import fast_levels
 
@@ -303,7 +303,8 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             "tensor and tensor_sequence are priced as one axis that cuts positions between products"
         )
     stages = degrees["stage"]
-    zero = _zero_stage(keys, sizes, stages, notes)
+    zero, sharded = _zero_stage(keys, sizes, stages, notes), _is_sharded(sizes)
+    copies = sizes.get("data", 1) if zero and sharded else 1
     accumulated = keys.whole(1, "gradient_accumulation_steps")
     batch = _batch(keys, devices, accumulated)
     microbatches = _microbatches(keys, stages, accumulated, notes)
@@ -324,6 +325,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             **degrees,
             microbatches=microbatches,
             zero_stage=zero,
+            zero_group=sharing(copies, degrees["data"], devices // stages, domain, notes),
             recompute=recompute,
             offload=offload,
             schedule="gpipe" if stages > 1 else "",
@@ -336,13 +338,16 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     )
 
 
+def _is_sharded(sizes: Mapping[str, int]) -> bool:
+    """Whether parameters are sharded; over the axis data there are copies of them."""
+    return max(sizes.get("fsdp", 1), sizes.get("fsdp_transpose", 1)) > 1
+
+
 def _zero_stage(keys: Keys, sizes: Mapping[str, int], stages: int, notes: list[str]) -> int:
     """The ZeRO stage; 3 with pipeline stages is priced as the highest that GPipe runs."""
     sharded_state = keys.flag(False, "shard_optimizer_over_data")
-    sharded = max(sizes.get("fsdp", 1), sizes.get("fsdp_transpose", 1)) > 1
+    sharded = _is_sharded(sizes)
     zero = 3 if sharded else int(sharded_state)
-    if sharded and sizes.get("data", 1) > 1:
-        notes.append("hybrid sharding is priced as sharding over all replicas")
     if stages > 1 and zero == 3:
         zero = MAX_ZERO_STAGE["gpipe"]
         notes.append(f"ZeRO-3 with stages is priced as ZeRO-{zero}")

@@ -47,7 +47,7 @@ from planner.interop.model_sizes import (
     Claim,
     claims_of,
 )
-from planner.interop.settings import Facts, Rounds, Settings
+from planner.interop.settings import Facts, Rounds, Settings, sharing
 from planner.pins.launcher_space import ends
 from planner.pricing.frameworks.selective import DENSE, LATENTS, NORMS, ROUTED, SHARED
 
@@ -272,8 +272,8 @@ def claims(keys: Keys) -> tuple[Claim, ...]:
 
 
 def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
-    """Settings of a configuration and what it says beyond them; it knows of no domains. Raises
-    PlanError P191 where keys contradict each other."""
+    """Settings of a configuration and what it says beyond them. Raises PlanError P191 where keys
+    contradict each other."""
     notes: list[str] = []
     tp, cp, pp = (
         keys.whole(1, k)
@@ -309,8 +309,8 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     experts = keys.whole(tp, "expert_tensor_parallel_size")
     if experts != tp and (ep > 1 or "num_experts" in keys):
         notes.append(f"expert_tensor_parallel_size {experts} is priced as {tp}, as of the rest")
-    positions = keys.flag(False, "sequence_parallel") and tp > 1
     zero = _zero_stage(keys, pp, notes)
+    copies = keys.whole(1, "num_distributed_optimizer_instances") if zero else 1
     return (
         Settings(
             batch=batch,
@@ -321,9 +321,10 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             tensor=tp,
             microbatches=microbatches,
             zero_stage=zero,
+            zero_group=sharing(copies, replicas // ep, devices // pp, domain, notes),
             recompute=_recompute(keys, notes),
             schedule=INTERLEAVED if virtual > 1 else "1f1b" if pp > 1 else "",
-            positions=positions,
+            positions=keys.flag(False, "sequence_parallel") and tp > 1,
             length=keys.whole(0, "seq_length"),
             virtual_stages=virtual,
             precision=precisions.read(NAME, keys, notes),
@@ -428,8 +429,6 @@ def _zero_stage(keys: Keys, stages: int, notes: list[str]) -> int:
     zero = max(int(keys.flag(False, "use_distributed_optimizer")), known[sharding] if fsdp else 0)
     if keys.flag(False, "use_torch_fsdp2"):
         zero = 2 if keys.flag(False, "torch_fsdp2_no_reshard_after_forward") else 3
-    if keys.whole(1, "num_distributed_optimizer_instances") > 1 and zero:
-        notes.append("hybrid sharding is priced as sharding over all replicas")
     if known[sharding] and not fsdp:
         notes.append("data_parallel_sharding_strategy says nothing without use_megatron_fsdp")
     if zero == 3 and stages > 1:

@@ -37,7 +37,7 @@ from planner.execution.techniques import BLOCK_KEEP, INTERLEAVED, MAX_ZERO_STAGE
 from planner.interop import precisions
 from planner.interop.keys import Keys
 from planner.interop.python_config import CLASS
-from planner.interop.settings import Facts, Rounds, Settings
+from planner.interop.settings import Facts, Rounds, Settings, sharing
 
 NAME, SUFFIX = "torchtitan", ".py"
 MARKS = (
@@ -196,8 +196,8 @@ FORMS = {".toml": write_toml}
 
 
 def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
-    """Settings of a configuration and what it says beyond them; it knows of no domains. Raises
-    PlanError P191 where keys contradict each other."""
+    """Settings of a configuration and what it says beyond them. Raises PlanError P191 where keys
+    contradict each other."""
     notes: list[str] = []
     tp, cp, pp, ep = (
         keys.whole(1, f"{k}_parallel_degree") for k in ("tensor", "context", "pipeline", "expert")
@@ -220,8 +220,6 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             f"expert_parallel_degree {ep} does not divide the {replicas} data-parallel ranks",
             help=["an expert axis beside the context axis is not built"],
         )
-    if replicate > 1 and shard > 1:
-        notes.append("hybrid sharding is priced as sharding over all replicas")
     if keys.get("enable_cpu_offload"):
         notes.append("enable_cpu_offload is left out: all is priced on the devices")
     if keys.get("module_fqns_per_model_part"):
@@ -229,6 +227,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     schedule = _schedule(keys, notes) if pp > 1 else ""
     positions = keys.flag(True, "enable_sequence_parallel") and tp > 1
     zero = _zero_stage(keys, pp, schedule, notes) if shard * cp > 1 else 0
+    copies = replicate if zero else 1
     batch, microbatches = _batch(keys, replicas, pp, notes)
     return (
         Settings(
@@ -240,6 +239,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             tensor=tp,
             microbatches=microbatches,
             zero_stage=zero,
+            zero_group=sharing(copies, replicas // ep, devices // pp, domain, notes),
             recompute=_recompute(keys, notes),
             schedule=schedule,
             positions=positions,
