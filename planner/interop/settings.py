@@ -81,6 +81,12 @@ class Settings:
         return self.data * self.expert
 
     @property
+    def copies(self) -> int:
+        """Groups that have a copy each of what the ZeRO stage cuts, the outermost of the data
+        axis."""
+        return self.devices // (self.stage * self.zero_group) if self.zero_group else 1
+
+    @property
     def rows(self) -> int:
         """Rows of one replica in one microbatch."""
         return self.batch // (self.replicas * self.microbatches)
@@ -240,8 +246,8 @@ def settings_of(strategy: Strategy) -> Rounds:
             )
             degrees[role] *= size
     chosen = strategy.chosen
-    cutting = {a for a, n in strategy.mesh_shape if n > 1 and a != STAGE}
-    if chosen.zero_stage and cutting - set(chosen.zero_axes):
+    group = _group(strategy)
+    if group < 0:
         lost.append("optimizer state cut over all replicas, not in groups of them")
     lost += (
         ["optimizer state on the devices instead of offloaded to host memory"]
@@ -258,12 +264,27 @@ def settings_of(strategy: Strategy) -> Rounds:
             positions=degrees["tensor"] > 1 and cuts_positions(strategy),
             length=row_length(graph) if graph is not None else 0,
             precision=precision if strategy.workload["kind"] == "train" else "",
+            zero_group=max(0, group),
         ),
         framework=as_framework(str(strategy.workload.get("runtime"))),
     )
     if lost:
         rounds.steps.append((rounds.now, ", ".join(lost)))
     return rounds
+
+
+def _group(strategy: Strategy) -> int:
+    """`Settings.zero_group` of a strategy; -1 where the axes that its state is not cut over are no
+    outermost part of the data axis."""
+    chosen = strategy.chosen
+    cutting = [(a, n) for a, n in strategy.mesh_shape if n > 1 and a != STAGE]
+    inside = [a in chosen.zero_axes for a, _ in cutting]
+    if not chosen.zero_stage or all(inside):
+        return 0
+    outside = [a for (a, _), there in zip(cutting, inside, strict=True) if not there]
+    if inside != sorted(inside) or any(role_named(a) != "data" for a in outside):
+        return -1
+    return prod(n for (_, n), there in zip(cutting, inside, strict=True) if there)
 
 
 def cuts_positions(strategy: Strategy) -> bool:

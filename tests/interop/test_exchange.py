@@ -690,6 +690,14 @@ def test_hybrid_sharding_is_sharding_in_groups(
     assert found.settings.zero_group == group and found.settings.zero_stage > 0
     assert found.settings.pins().techniques["zero_group"] == group
     assert not any("hybrid" in note for note in found.notes)
+    for suffix in (launcher.SUFFIX, *forms_of(launcher)):
+        again = tmp_path / f"again{suffix}"
+        said = replace(found.settings, length=found.settings.length or 8)
+        facts = Facts("m", for_devices("h100-sxm", 16))
+        again.write_text(forms_of(launcher).get(suffix, launcher.write)(said, facts))
+        rows = ("per_device_train_batch_size=1",) if launcher is hf and suffix != ".json" else ()
+        read = read_configuration(again, 16, launcher.NAME, domain=8, overrides=rows).settings
+        assert (read.zero_group, read.zero_stage) == (group, found.settings.zero_stage), suffix
 
 
 def test_a_group_keeps_its_copy_of_the_state(
@@ -1078,3 +1086,17 @@ def test_a_configuration_that_does_not_fit_is_priced_all_the_same(
         "does not fit" in capsys.readouterr().err
         and Strategy.load(tmp_path / "x.json").cost.fit == "no"
     )
+
+
+def test_groups_of_a_plan_are_handed_over(tmp_path: Path) -> None:
+    """Two copies, each over four neighbours: what MaxText and torchtitan say without rounding."""
+    made = planner.plan(
+        LLAMA, devices=8, batch=16, pins="dp=8,zero=3,zero_group=4,micro=1", baselines=False
+    )
+    for launcher in (maxtext, torchtitan, levanter, hf):
+        suffix = ".toml" if launcher is torchtitan else launcher.SUFFIX
+        rows = hand_over(made, LLAMA, launcher.NAME, suffix)
+        path = tmp_path / f"c{suffix}"
+        path.write_text(rows.text)
+        assert read_configuration(path, 8, launcher.NAME).settings.zero_group == 4
+        assert not any("groups" in row.reason for row in rows.rows)

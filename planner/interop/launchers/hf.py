@@ -114,8 +114,8 @@ def write(s: Settings, facts: Facts) -> str:
         "distributed_config": {"tp_size": s.tensor},
         "tp_plan": dict(s.styles),
         "parallelism_config": {
-            "dp_replicate_size": 1 if s.zero_stage else s.data,
-            "dp_shard_size": s.data if s.zero_stage else 1,
+            "dp_replicate_size": s.copies if s.zero_stage else s.data,
+            "dp_shard_size": s.data // s.copies if s.zero_stage else 1,
             "cp_size": s.sequence,
             "tp_size": s.tensor,
         },
@@ -163,8 +163,8 @@ def write_accelerate(s: Settings, facts: Facts) -> str:
         "gradient_checkpointing": str(s.recompute == "block").lower(),
     }
     sharded = bool(s.zero_stage)
-    sizes = {"dp_replicate": 1, "dp_shard": s.data if sharded else 1, "cp": s.sequence}
-    sizes |= {"tp": s.tensor}
+    sizes = {"dp_replicate": s.copies, "dp_shard": s.data // s.copies if sharded else 1}
+    sizes |= {"cp": s.sequence, "tp": s.tensor}
     lines = [
         f"# {facts.model} on {s.devices} devices. The program's: "
         + " ".join(f"{k}={v}" for k, v in own.items()),

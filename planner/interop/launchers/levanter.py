@@ -75,8 +75,8 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
 
 def write(s: Settings, facts: Facts) -> str:
     """The keys that the plan decides, to be merged into a configuration."""
-    over = [*BATCH, *(["context"] if s.sequence > 1 else [])]
-    sizes = ["data: -1", "replica: 1", f"model: {s.tensor}"]
+    over = [*(BATCH if s.copies == 1 else ["data"]), *(["context"] if s.sequence > 1 else [])]
+    sizes = ["data: -1", f"replica: {s.copies}", f"model: {s.tensor}"]
     sizes += [f"context: {s.sequence}"] if s.sequence > 1 else []
     sharded = f"{{embed: [{', '.join(over)}]}}" if s.zero_stage else "{}"
     lines = [

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from math import prod
+from math import gcd, prod
 
 from planner.errors import PlanError, did_you_mean
 from planner.execution.save_policies import (
@@ -115,6 +115,8 @@ SIZES = {
 def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     """Rounds settings to what MaxText can express; returns what it cannot and what has no price."""
     named = saved_names(rounds.now.recompute)
+    if rounds.now.zero_stage < 3:
+        rounds.to("optimizer state cut over all replicas, not in groups of them", zero_group=0)
     rounds.usual("MaxText", by_name=True)
     if other := ", ".join(n for n in named if n not in VALUES):
         known = kept_among(rounds.now.recompute, VALUES)
@@ -183,6 +185,9 @@ def write(s: Settings, facts: Facts) -> str:
         "tensor_sequence" if s.positions else "tensor": "tensor",
     }
     inner = _inner(s, facts)
+    if s.copies > 1 and s.zero_stage == 3:
+        named |= {"data": "copies"}
+        inner |= _with_copies(s.copies, *inner["data"])
     lines = [
         f"# {facts.model} on {s.devices} devices, {s.microbatches} microbatches. Merge into a"
         " configuration that starts from base.yml."
@@ -206,6 +211,14 @@ def write(s: Settings, facts: Facts) -> str:
     lines += [f"{k}: {v}" for k, v in precisions.words(NAME, s.precision).items()]
     lines += [*([f"max_target_length: {s.length}"] if s.length else []), *_remat_lines(s)]
     return "\n".join(lines) + "\n"
+
+
+def _with_copies(copies: int, fast: int, slow: int) -> dict[str, tuple[int, int]]:
+    """Degrees of the axis data within a fast domain and between domains, as so many copies, the
+    outermost, and what is sharded over the rest."""
+    between = gcd(copies, slow)
+    within = copies // between
+    return {"copies": (within, between), "data": (fast // within, slow // between)}
 
 
 def _remat_lines(s: Settings) -> list[str]:

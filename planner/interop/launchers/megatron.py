@@ -145,6 +145,8 @@ def _keys_of(s: Settings, facts: Facts) -> dict[str, dict[str, object]]:
             "use_megatron_fsdp": True,
             "data_parallel_sharding_strategy": SHARDING[s.zero_stage],
         }
+    if s.copies > 1:
+        ddp |= {"num_distributed_optimizer_instances": s.copies}
     train: dict[str, object] = {"micro_batch_size": s.rows, "global_batch_size": s.batch}
     return {"model": model, "train": train, "ddp": ddp}
 

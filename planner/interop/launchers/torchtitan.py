@@ -92,8 +92,8 @@ def _layers_each(s: Settings, facts: Facts) -> int:
 def _degrees(s: Settings, facts: Facts) -> dict[str, Any]:
     """Keys of the section "parallelism" that both forms have."""
     keys: dict[str, Any] = {
-        "data_parallel_replicate_degree": 1 if s.zero_stage else s.replicas,
-        "data_parallel_shard_degree": s.replicas if s.zero_stage else 1,
+        "data_parallel_replicate_degree": s.copies if s.zero_stage else s.replicas,
+        "data_parallel_shard_degree": s.replicas // s.copies if s.zero_stage else 1,
     }
     if s.zero_stage:
         keys["fsdp_reshard_after_forward"] = RESHARD[s.zero_stage]
