@@ -3,6 +3,9 @@
 A product that reads whole values (the input, a norm, what a product by rows or experts have
 summed up) is cut by columns; the next one, behind it or behind an attention whose heads are cut by
 them, by rows. Tables are cut by rows, which is the vocabulary. What chooses experts is neither.
+Adapters are no such pair: the inner product is cut as the weight that it stands beside, what it
+makes is narrow and sent whole, and the outer one is cut by columns, so that what both make together
+lies as the weight's own product does.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from planner.graph.ir import Graph
 from planner.ops import operator_of
 
 COLUMNS, ROWS = "columns", "rows"
+INNER, OUTER = "lora_A", "lora_B"
+"""How labels of adapters' weights end (planner.workload.lora)."""
 
 
 def directions(graph: Graph) -> Mapping[int, str]:
@@ -40,9 +45,11 @@ def _found(graph: Graph) -> dict[int, str]:
         states = {after.get(n, COLUMNS) for n in read}
         state = states.pop() if len(states) == 1 else "" if states else COLUMNS
         if kind == "product" and weights:
+            adapter = weights[0].rpartition(".")[2]
             if state:
-                out[i] = state
-            state = {COLUMNS: ROWS, ROWS: COLUMNS}.get(state, "")
+                out[i] = COLUMNS if adapter == OUTER else state
+            if adapter != INNER:
+                state = {COLUMNS: ROWS, ROWS: COLUMNS}.get(state, "")
         elif kind == "lookup" and weights:
             if not set(node.inputs) & set(graph.constants):
                 out[i] = ROWS
