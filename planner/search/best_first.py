@@ -145,6 +145,8 @@ class BestFirst:
         self.to_raise: list[
             SearchNode
         ] = []  # given up, or priced under a rough bound: it may still be raised
+        self._large: list[SearchNode] = []
+        """Meshes of which nothing fits, each as the node that stands for it."""
         self._mesh_spaces: dict[int, Space | None] = {}
         self._spread_meshes: set[int] = set()
         """Those whose nodes are listed: of others what bounds the mesh bounds them all."""
@@ -177,7 +179,7 @@ class BestFirst:
     @property
     def empty(self) -> bool:
         """Whether no mesh has a space, as far as was looked."""
-        return not any(self._mesh_spaces.values())
+        return not self._large and not any(self._mesh_spaces.values())
 
     @property
     def _to_beat(self) -> float:
@@ -211,9 +213,10 @@ class BestFirst:
                 break
             if node.stage == BOUND_BLOCKS:
                 self._bound_blocks(node)
+                heapq.heappush(self.open, node)
                 continue
             if node.stage == EXPAND:
-                self._expand(node.mesh)
+                self._expand_unless_large(node)
                 continue
             if node.stage == SOLVE:
                 reached = self._to_beat
@@ -314,6 +317,7 @@ class BestFirst:
     def bound_of_all(self, bound: float) -> float:
         """No plan of the family is below this, whatever memory it takes, as far as that is below
         what is proven under the limit of all families."""
+        self._bound_large(bound)
         found = min(bound, self._least_beyond_limit)
         if self.memory_first:
             return found
@@ -329,45 +333,63 @@ class BestFirst:
             return self._named
         nodes = list[tuple[float, SearchNode]]()
         for index, relaxed in self._bounds.relaxed.items() if self.pinned else ():
-            base, mesh = relaxed.space.base, self.meshes[index]
-            if not self.search.offered.saves_by_name(base, mesh):
+            if not self.search.offered.saves_by_name(relaxed.space.base, self.meshes[index]):
                 continue
             if index not in self._spread_meshes and self._bounds.least[index] >= self._to_beat:
                 continue  # bounded by the node that stands for the mesh
-            nodes += [
-                (
-                    self._bounds.least[index]
-                    + relaxed.bubble_s(node.micro, node.virtual, node.schedule),
-                    node,
-                )
-                for node in self._nodes_of(index)
-                if node.techniques.recompute == BLOCK
-            ]
+            nodes += self._nodes_by_name(index)
         return NamedNodes(
             nodes, self._bounds.relaxed, self.limit, self.search.offered.offloads_by_name
         )
 
+    def _nodes_by_name(self, index: int) -> list[tuple[float, SearchNode]]:
+        """The nodes of a mesh that was expanded that each stand for every policy of names, with
+        what is known of them."""
+        relaxed, least = self._bounds.relaxed[index], self._bounds.least[index]
+        return [
+            (least + relaxed.bubble_s(node.micro, node.virtual, node.schedule), node)
+            for node in self._nodes_of(index)
+            if node.techniques.recompute == BLOCK
+        ]
+
     def _save_by_name(self) -> None:
         """Search the nodes that save values by name, before all others: each stands for every
-        policy of its mesh and techniques, and what they find leaves little of the others."""
+        policy of its mesh and techniques, and what they find leaves little of the others. Meshes
+        are expanded as their bounds are the least."""
         if self.memory_first or not self.pinned:
             return
         base, offered = self.search.base(1), self.search.offered
-        for node in sorted(self.open):
-            if node.bound >= self._to_beat or base is None or self.search.out_of_time():
-                break
-            if node.stage <= EXPAND and offered.saves_by_name(base, self.meshes[node.mesh]):
-                self.open.remove(node)
-                self._expand(node.mesh)
-        heapq.heapify(self.open)
-        self._named = self._by_name
-        self._named.search(
-            lambda: self._to_beat, self._space, self._price_by_name, self.search.out_of_time
+        named = self._named = self._by_name
+        if base is not None:
+            named.meshes = [
+                node
+                for node in sorted(self.open)
+                if node.stage <= EXPAND and offered.saves_by_name(base, self.meshes[node.mesh])
+            ]
+        waiting = {node.mesh for node in named.meshes}
+        self.open = [node for node in self.open if node.mesh not in waiting]
+        named.search(
+            self._expand_by_name,
+            lambda: self._to_beat,
+            self._space,
+            self._price_by_name,
+            self.search.out_of_time,
         )
+        self.open += named.meshes
+        heapq.heapify(self.open)
         for node in self._cut_by_name:
             if node.bound < self._to_beat * (1 - SAME) and not self.search.out_of_time():
                 self._priced(node, NodeSolves(self.search, WORK_FACTOR))
         self._report_bound()
+
+    def _expand_by_name(self, node: SearchNode) -> list[tuple[float, SearchNode]] | None:
+        """Do what is next for a node that stands for a mesh: the nodes that save values by name
+        where it was expanded, None where its bound was raised."""
+        if node.stage == BOUND_BLOCKS:
+            self._bound_blocks(node)
+            return None
+        self._expand_unless_large(node)
+        return self._nodes_by_name(node.mesh) if node.mesh in self._bounds.relaxed else []
 
     def _price_by_name(self, node: SearchNode) -> None:
         """Solve and price a policy of names: what is proven of all is `NamedNodes`' to say."""
@@ -508,15 +530,55 @@ class BestFirst:
         return EXPAND if few or known or self.memory_first else BOUND_BLOCKS
 
     def _bound_blocks(self, node: SearchNode) -> None:
-        """Raise the bound of a mesh that was not expanded to that of what is heavy in blocks."""
+        """Raise the bound of a mesh that was not expanded to that of what is heavy in blocks, and
+        of products outside of them."""
         mesh, search = self.meshes[node.mesh], self.search
         levels, parts = self._zero_stages(mesh), self._large_parts(mesh)
         space = search.heavy_in_blocks(mesh, parts, self.pinned) if levels and parts else None
         if space is not None:
-            bound = Relaxation(space, search.scratch).least(levels, self._to_beat)
-            node.bound = search.least[mesh, self.pinned, levels] = max(node.bound, bound)
+            outside = search.outside_s(space)
+            inside = Relaxation(space, search.scratch).least(levels, self._to_beat - outside)
+            node.bound = search.least[mesh, self.pinned, levels] = max(node.bound, inside + outside)
         node.stage = EXPAND
-        heapq.heappush(self.open, node)
+
+    def _expand_unless_large(self, node: SearchNode) -> None:
+        """Expand a mesh, or put the node that stands for it aside where nothing of it fits."""
+        if self._too_large(self.meshes[node.mesh]):
+            heapq.heappush(self._large, node)
+        else:
+            self._expand(node.mesh)
+
+    def _too_large(self, mesh: Mesh) -> bool:
+        """Whether the state of what is heavy in blocks, where that is known, leaves no plan of a
+        mesh that fits."""
+        counts = self.search.offered.microbatches(mesh)
+        space = self.search.heavy.get((mesh, self._large_parts(mesh), self.pinned))
+        if space is None or not counts:
+            return False
+        asked = product(
+            reversed(self._zero_stages(mesh)),
+            dict.fromkeys((max(counts), min(counts))),
+            self.search.offered.schedules(mesh),
+        )
+        return not any(
+            least_usage(space, Techniques(zero, "none", micro, *kind), uncut=True) <= self.limit
+            for zero, micro, kind in asked
+        )
+
+    def _bound_large(self, below: float) -> None:
+        """Look at meshes on which nothing fits, the least bounds first, as far as these are below:
+        what is proven of plans that take more memory is then proven of their nodes."""
+        while self._large and self._large[0].bound < min(below, self._least_beyond_limit):
+            node = heapq.heappop(self._large)
+            if self.search.out_of_time() or not self._relax(node.mesh):
+                self._least_beyond_limit = node.bound
+                continue
+            self._spread_meshes.add(node.mesh)
+            least = list(map(self._lower_bound, self._nodes_of(node.mesh)))
+            base, mesh = self._bounds.relaxed[node.mesh].space.base, self.meshes[node.mesh]
+            if self.search.offered.saves_by_name(base, mesh):
+                least += [known for known, _ in self._nodes_by_name(node.mesh)]
+            self._least_beyond_limit = min([self._least_beyond_limit, *least])
 
     def _expand(self, index: int) -> None:
         """All nodes of a mesh that may be better than the best plan, at what bounds them all;
@@ -524,15 +586,21 @@ class BestFirst:
         if self.search.progress and self.pinned:
             number = len(self._mesh_spaces) + 1
             self.search.looking(self.meshes[index], number, len(self.meshes))
-        space = self._mesh_spaces[index] = self._mesh_space(self.meshes[index])
-        if space is None:
+        if not self._relax(index):
             return
-        levels = self._zero_stages(self.meshes[index])
-        bound = self._bounds.least[index] = self._relaxed(index, space, levels)
+        bound = self._bounds.least[index]
         if bound > LONG_S:
             self.unit_s = 1e-9
         heapq.heappush(self.open, SearchNode(bound, 0, 0, 0, index, stage=SPREAD))
         self._report_bound()
+
+    def _relax(self, index: int) -> bool:
+        """Build the space of a mesh and bound all its nodes; whether there is one."""
+        mesh = self.meshes[index]
+        space = self._mesh_spaces[index] = self._mesh_space(mesh)
+        if space is not None:
+            self._bounds.least[index] = self._relaxed(index, space, self._zero_stages(mesh))
+        return space is not None
 
     def _relaxed(self, index: int, space: Space, levels: tuple[int, ...]) -> float:
         """Relax the space of a mesh, or take what a search under another limit did, and bound all

@@ -13,7 +13,6 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -34,15 +33,16 @@ SOLVES, POLICIES, NEARBY = 4, 2, 2
 before the next is looked for."""
 
 
-BY_OTHERS, MESH_SPACE, OWN_SPACE, DONE = range(4)
-"""Stages of a node, called by what it is bounded in next; in its own space it is solved, too."""
+MESH, BY_OTHERS, MESH_SPACE, OWN_SPACE, DONE = range(-1, 4)
+"""Stages of a node, called by what it is bounded in next; in its own space it is solved, too. The
+first is of a node that stands for all of a mesh."""
 
 
 @dataclass
 class NamedNodes:
     """Those of one family. nodes: each with what is known of it (seconds), under recompute=block;
     relaxed: mesh -> its space; limit_bytes: of plans; offloads: whether values may wait in the
-    host's memory.
+    host's memory; meshes: nodes that each stand for all of a mesh that is not expanded yet.
 
     bound, bound_of_all: no plan that saves values by name is below these, under the limit and
     whatever memory it takes.
@@ -52,35 +52,50 @@ class NamedNodes:
     relaxed: dict[int, Relaxation]
     limit_bytes: float
     offloads: bool = False
+    meshes: list[SearchNode] = field(default_factory=list)
     bound: float = math.inf
     bound_of_all: float = math.inf
     _known: dict[tuple[int, int], NamedRelaxation] = field(default_factory=dict)
     _free: dict[tuple[int, int, int], float] = field(default_factory=dict)
     """Mesh, microbatches and virtual stages -> bound of all ZeRO stages, whatever the memory."""
+    _levels_of: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.bound = self.bound_of_all = min((least for least, _ in self.nodes), default=math.inf)
 
-    @cached_property
-    def _levels(self) -> list[int]:
-        """ZeRO stages of all nodes."""
-        return sorted({node.techniques.zero_stage for _, node in self.nodes})
+    def _levels(self, mesh: int) -> list[int]:
+        """ZeRO stages of the nodes of a mesh."""
+        if mesh not in self._levels_of:
+            stages = {node.techniques.zero_stage for _, node in self.nodes if node.mesh == mesh}
+            self._levels_of[mesh] = sorted(stages)
+        return self._levels_of[mesh]
 
     def search(
         self,
+        expand: Callable[[SearchNode], list[tuple[float, SearchNode]] | None],
         to_beat: Callable[[], float],
         own: Callable[[SearchNode], Space | None],
         solve: Callable[[SearchNode], object],
         over: Callable[[], bool],
     ) -> None:
-        """Raise bounds and solve what stays below the best plan. to_beat: its seconds; own: the
+        """Raise bounds and solve what stays below the best plan. expand: what is known of the nodes
+        of a mesh, None where only its bound was raised; to_beat: seconds of the best plan; own: the
         space of a node's own microbatches; solve: to find and price plans of a node; over: whether
-        time is."""
-        heap = [(least, 0, k) for k, (least, _) in enumerate(self.nodes)]
+        time is. What was not expanded stays in `meshes`."""
+        heap = [(least, BY_OTHERS, k) for k, (least, _) in enumerate(self.nodes)]
+        heap += [(node.bound, MESH, k) for k, node in enumerate(self.meshes)]
         heapq.heapify(heap)
         looked, solved, free = 0, list[float](), list[float]()
         while heap and heap[0][0] < to_beat() * (1 - SAME) and not over():
             least, stage, k = heapq.heappop(heap)
+            if stage == MESH:
+                if (found := expand(self.meshes[k])) is None:
+                    heapq.heappush(heap, (self.meshes[k].bound, MESH, k))
+                    continue
+                for each in found:
+                    heapq.heappush(heap, (each[0], BY_OTHERS, len(self.nodes)))
+                    self.nodes.append(each)
+                continue
             node = self.nodes[k][1]
             if stage == DONE or (stage == OWN_SPACE and looked == SOLVES):
                 solved.append(least)
@@ -99,6 +114,8 @@ class NamedNodes:
                 if bound < to_beat() * (1 - SAME):
                     solve(replace(node, recompute=len(RECOMPUTE), values=(*RECOMPUTE, policy)))
             heapq.heappush(heap, (max(least, outlook.bound_s), stage + 1, k))
+        self.meshes = [self.meshes[k] for _, stage, k in heap if stage == MESH]
+        heap = [entry for entry in heap if entry[1] != MESH]
         unseen = [least for least, stage, _ in heap if stage < OWN_SPACE]
         self.bound = min([*solved, *(least for least, _, _ in heap)], default=math.inf)
         self.bound_of_all = min([*free, *unseen], default=math.inf)
@@ -132,7 +149,7 @@ class NamedNodes:
         key = node.mesh, micro, virtual
         if key not in self._free:
             at = replace(node.techniques, microbatches=micro, virtual_stages=virtual)
-            self._free[key] = self._of_mesh(node).of_levels_s(at, self._levels)
+            self._free[key] = self._of_mesh(node).of_levels_s(at, self._levels(node.mesh))
         return self._free[key]
 
     def _of_mesh(self, node: SearchNode) -> NamedRelaxation:
@@ -151,7 +168,7 @@ class NamedNodes:
         key = node.mesh, node.micro
         if own_space and space is not self.relaxed[node.mesh].space and key not in self._known:
             relaxed = Relaxation(space, self.relaxed[node.mesh].scratch)
-            if relaxed.least(self._levels, below_s) >= below_s:
+            if relaxed.least(self._levels(node.mesh), below_s) >= below_s:
                 return Outlook(below_s, below_s)
             self._known[key] = NamedRelaxation(relaxed, self.offloads)
         named = self._known.get(key) if own_space else None

@@ -69,7 +69,8 @@ unit closed)."""
 @dataclass(frozen=True)
 class Arithmetic:
     """Seconds that the products of the whole batch, but attention's, would take one device, at the
-    efficiency of the whole: of the blocks that stages share, and of the rest.
+    efficiency of the whole: of the blocks that stages share, and of the rest; outside_s: what of
+    the rest is in no repeated block.
 
     A device of n takes at least an n-th of each: products lose efficiency as they shrink.
     """
@@ -77,6 +78,7 @@ class Arithmetic:
     blocks_s: float
     rest_s: float
     repeats: int
+    outside_s: float
 
     @classmethod
     def of(cls, base: GraphFacts, pricer: Pricer) -> Arithmetic:
@@ -88,10 +90,11 @@ class Arithmetic:
             if base.places
             else (0, 0, 1)
         )
-        inside, found, known = (
+        inside, found, known, outside = (
             range(run[0], run[0] + run[1] * run[2]),
             [0.0, 0.0],
             dict[float, float](),
+            0.0,
         )
         for i, work in base.backward.items():
             node, flops = base.graph.nodes[i], base.rules[i].flops
@@ -101,8 +104,10 @@ class Arithmetic:
                 if flops not in known:
                     known[flops] = pricer.least_s(flops, pricer.recipe.compute)
                 backward = 0.0 if not base.training or base.grad.isdisjoint(node.outputs) else work
-                found[i not in inside] += (1 + backward) * known[flops]
-        return cls(found[0], found[1], run[2] if base.dealt or not base.places else 0)
+                seconds = (1 + backward) * known[flops]
+                found[i not in inside] += seconds
+                outside += seconds * (i not in base.repeated)
+        return cls(found[0], found[1], run[2] if base.dealt or not base.places else 0, outside)
 
     def least(self, mesh: Mesh, microbatches: int, virtual: float = 1) -> float:
         """No plan on the mesh with at most so many microbatches, and chunks of blocks a stage, is

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 
 from planner.analysis.facts import GraphFacts
 from planner.cache.reshard_tables import Tables
@@ -21,6 +22,7 @@ from planner.search.request import Request
 from planner.sharding.layout import STAGE
 from planner.sharding.layout_table import LayoutTable
 from planner.sharding.rule import Limits, legal
+from planner.space.assemble import share_outside
 from planner.space.build import build_space
 from planner.space.families import Allowed, restrict
 from planner.space.handover import least_handover_s
@@ -54,6 +56,8 @@ class Workspace:
         self.offered = SearchDomain(model, request, self.base, out_of_time)
         self._bases: dict[int, GraphFacts | None] = {}
         self._spaces: dict[tuple, Space | None] = {}
+        self.heavy: dict[tuple[Mesh, int, bool], Space | None] = {}
+        """What `heavy_in_blocks` made."""
         self._pricers: dict[Mesh, Pricer] = {}
         self._bounding: dict[Mesh, Pricer] = {}
         self._atlas = LayoutTable()
@@ -170,6 +174,12 @@ class Workspace:
     def heavy_in_blocks(self, mesh: Mesh, micro: int, pinned: bool) -> Space | None:
         """Of a mesh's space what bounds without a limit ask of `GraphFacts.heavy_in_blocks`; None
         where that is no small part of all decisions, or pins leave nothing of the mesh."""
+        key = mesh, micro, pinned
+        if key not in self.heavy:
+            self.heavy[key] = self._heavy_in_blocks(*key)
+        return self.heavy[key]
+
+    def _heavy_in_blocks(self, mesh: Mesh, micro: int, pinned: bool) -> Space | None:
         base, pinned = self.base(micro), pinned and not self.request.pins.empty
         if base is None or self.offered.by_alphabet(mesh) or self.request.mode in MODES:
             return None
@@ -181,6 +191,13 @@ class Workspace:
         except PlanError:  # said again, where it matters, when its space is built
             return None
         return self._built(mesh, micro, base.heavy_in_blocks, limits, allowed, seconds_alone=True)
+
+    def outside_s(self, space: Space) -> float:
+        """Seconds that products outside of the repeated blocks take a device at least, on the mesh
+        of a space of what is heavy in them."""
+        mesh = space.pricer.mesh
+        devices = prod(axis.size for axis in mesh.inner)
+        return self._of_products(mesh).outside_s * share_outside(space) / devices
 
     def _limits(self, pinned: bool) -> Limits:
         return Limits(
@@ -246,14 +263,18 @@ class Workspace:
     def floor(self, mesh: Mesh, microbatches: int) -> float:
         """Seconds below which no plan on the mesh is, with at most so many microbatches: known
         without its space."""
-        if self._arithmetic is None:
-            base = self.base(1)
-            assert base is not None
-            self._arithmetic = Arithmetic.of(base, self.pricer(mesh))
         kinds = self.offered.schedules(mesh)
         finest = max((math.inf if s == ZB_H1 else v for s, v in kinds), default=1)
-        least = self._arithmetic.least(mesh, microbatches, finest)
+        least = self._of_products(mesh).least(mesh, microbatches, finest)
         if mesh.stages > 1 and (base := self.base(1)) is not None:
             passes = Schedule(mesh.stages, 0, kinds[0][0] if kinds else "1f1b")
             least += least_handover_s(base, self.pricer(mesh), 1, passes)
         return least
+
+    def _of_products(self, mesh: Mesh) -> Arithmetic:
+        """Seconds of products, the same on every mesh."""
+        if self._arithmetic is None:
+            base = self.base(1)
+            assert base is not None
+            self._arithmetic = Arithmetic.of(base, self.pricer(mesh))
+        return self._arithmetic

@@ -356,6 +356,16 @@ def has_uneven_stages(space: Space) -> bool:
     return space.pricer.mesh.stages > 1 and space.base.dealt is None
 
 
+def share_outside(space: Space) -> float:
+    """What part of a node outside of the repeated blocks a device runs: all, or an equal part where
+    stages are uneven, or share a framework's layers before the blocks."""
+    if (stages := space.pricer.mesh.stages) < 2:
+        return 1.0
+    pipeline, framework = pipeline_in(space, Techniques()), space.pricer.runtime.kernels is not None
+    equal = pipeline is None or (framework and share_layers_before(space.base, pipeline))
+    return 1 / stages if equal else 1.0
+
+
 def parts_of_stage(space: Space, techniques: Techniques) -> tuple[np.ndarray, np.ndarray]:
     """Per variable what part of its nodes a device runs in a microbatch, bubble included, and what
     part of what they save for one it has at once (without `uncut`)."""
@@ -464,7 +474,7 @@ def _stage_shares(space: Space, techniques: Techniques) -> _StageShares | None:
             waiting = in_flight(0, pipeline.stages, micro, pipeline.virtual_stages)
             waiting += techniques.schedule == DUALPIPE
             saved = [max(1.0, waiting)] * len(saved)
-            if share_layers_before(space.base, pipeline):
+            if share_outside(space) < 1:
                 share = [1 / pipeline.stages] * len(share)
         share_of, ratio_of, saved_of, copies_of = np.array([share, ratio, saved, copies])[
             :, places.of
