@@ -41,13 +41,20 @@ def searched(
     return plan, expanded, large
 
 
-CASES = {
-    "nothing fits without stages": dict(
-        source="zoo:mixtral-8x7b,layers=16", devices=16, batch=64, launcher="megatron"
-    ),
-    "names": dict(
-        source="zoo:llama3-8b", devices=64, batch=256, hardware="tpu-v5p", launcher="maxtext"
-    ),
+CASES: dict[str, dict[str, Any]] = {
+    "nothing fits without stages": {
+        "source": "zoo:mixtral-8x7b,layers=16",
+        "devices": 16,
+        "batch": 64,
+        "launcher": "megatron",
+    },
+    "names": {
+        "source": "zoo:llama3-8b",
+        "devices": 64,
+        "batch": 256,
+        "hardware": "tpu-v5p",
+        "launcher": "maxtext",
+    },
 }
 
 
@@ -79,6 +86,6 @@ def test_products_outside_of_blocks_are_a_part_of_what_a_mesh_takes_at_least() -
         levels = (0, 1)
         outside = search.outside_s(part)
         least = Relaxation(whole).least(levels)
-        assert 0 < outside
+        assert outside > 0
         assert Relaxation(part).least(levels) + outside <= least
     assert len(seen) > 2
