@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any
+from weakref import proxy
 
 import numpy as np
 
@@ -270,7 +271,7 @@ class Pricer:
     @cached_property
     def conversions(self) -> Conversions:
         """Prices of conversions on this mesh."""
-        return Conversions(self.atlas, self)
+        return Conversions(self.atlas, proxy(self))  # no cycle: a search's objects go with it
 
     def kernel_s(self, flops: float, size_bytes: float, dtype: str) -> float:
         """Seconds of one kernel: the slower of arithmetic and memory, and the launch floor."""

@@ -28,6 +28,7 @@ from planner.space.families import Allowed, restrict
 from planner.space.handover import least_handover_s
 from planner.space.propagation import MODES
 from planner.space.variables import Space
+from planner.support.weak_method import weakly
 from planner.workload.model import Model
 
 FEW_HEAVY = 0.6
@@ -53,7 +54,7 @@ class Workspace:
         or without, at some ZeRO stages, no plan takes less (seconds)."""
         self.relaxed: dict[tuple[Mesh, bool, tuple[int, ...]], Relaxation] = {}
         """Their spaces, relaxed: what bounds them without a limit serves under any."""
-        self.offered = SearchDomain(model, request, self.base, out_of_time)
+        self.offered = SearchDomain(model, request, weakly(self.base), weakly(out_of_time))
         self._bases: dict[int, GraphFacts | None] = {}
         self._spaces: dict[tuple, Space | None] = {}
         self.heavy: dict[tuple[Mesh, int, bool], Space | None] = {}

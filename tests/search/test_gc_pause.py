@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import planner
 from planner.errors import PlanError
+from planner.search.search import Search
 from planner.support.gc_pause import SELDOM, seldom_collecting
 
 
@@ -41,3 +44,22 @@ def test_one_that_is_off_or_seldomer_stays_so(setting: tuple[int, int, int], own
     gc.set_threshold(own, 9, 8)
     with seldom_collecting():
         assert gc.get_threshold()[0] == own
+
+
+def test_a_search_goes_without_the_cycle_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its objects are hundreds of thousands, and the collector would look at each."""
+    gone: list[weakref.ref[object]] = []
+    begin = Search.__init__
+
+    def noted(self: Search, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        gone.append(weakref.ref(self))
+
+    monkeypatch.setattr(Search, "__init__", noted)
+    gc.collect()
+    gc.disable()
+    try:
+        planner.plan("zoo:gpt-tiny", devices=4, batch=8)
+        assert gone and not any(ref() for ref in gone)
+    finally:
+        gc.enable()
