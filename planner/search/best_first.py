@@ -61,7 +61,7 @@ from planner.search.search_node import (
     NodeSolves,
     SearchNode,
 )
-from planner.solvers.problem import Solution, Verdict, evaluate
+from planner.solvers.problem import Problem, Solution, Verdict, evaluate
 from planner.space.assemble import (
     PICO,
     Techniques,
@@ -794,7 +794,7 @@ class BestFirst:
             )
             return node.bound
         problem = assemble(space, node.techniques, None, unit_s=self.unit_s)
-        solved = solves.solve(problem)
+        solved = solves.solve(problem, self._below(problem))
         if solved.status == "infeasible":
             return None
         if solved.bound is not None:
@@ -827,9 +827,7 @@ class BestFirst:
                 bounded = assemble(
                     space, node.techniques, room, unit_s=self.unit_s, liveness=liveness
                 )
-                solved = solves.solve(
-                    bounded, worth / self.unit_s + len(bounded.cost) + len(bounded.edges)
-                )  # costs are rounded
+                solved = solves.solve(bounded, self._below(bounded, worth))
                 whole = room == (limit if liveness else most)
                 if whole and solved.status == "infeasible":
                     return None
@@ -860,6 +858,12 @@ class BestFirst:
                 excess = candidate.cost.memory.total - limit
             room = min(room, verdict.peak_usage) - excess
         return bound
+
+    def _below(self, problem: Problem, worth: float | None = None) -> float:
+        """Units from which on no choice of a problem is wanted, whose costs are rounded. worth:
+        seconds that a plan is to beat, those of the best where it is None."""
+        worth_s = self._to_beat if worth is None else worth
+        return worth_s / self.unit_s + len(problem.cost) + len(problem.edges)
 
     def _take(self, candidate: Candidate | None) -> bool:
         """Record a priced plan; whether it fits."""

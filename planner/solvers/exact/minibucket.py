@@ -110,10 +110,10 @@ def bounded(
             return None, np.inf
         maximise(dual, 12)
     else:
-        dual.bound = tree.tighten(model.cost)
-        x = tree.run(model.cost)[1]
+        dual.bound = tree.tighten(model.cost, below)
         clock.spend(2 * PASSES * tree.entries)
-        _offer(dual, x)
+        if dual.bound < below:
+            _offer(dual, tree.run(model.cost)[1])
     return dual.best, dual.bound
 
 
