@@ -29,6 +29,8 @@ from planner.solvers.model import INF_INT, Model
 
 SMALL = 4096
 """Pair tables are added up while their sum has no more entries."""
+LARGE = 4096
+"""Entries of a table from which on its parts are added up before they are as large as it."""
 MOST_DIMS = 32
 """Of an array that numpy broadcasts: variables with one option add no entries to a table, but a dim
 each."""
@@ -209,26 +211,12 @@ class Tree:
         for v in self.order:
             same = self.parts.get(v, (v,))
             for b in same:
-                table = tables[b]
-                first, *others = self.base[b]
-                if b == v:
-                    np.add(
-                        first,
-                        unary[offset[v] : offset[v + 1]].reshape(-1, *(1,) * (table.ndim - 1)),
-                        out=table,
-                    )
-                else:
-                    table[...] = first
-                if self.integer:
-                    np.minimum(table, INF_INT, out=table)
-                for c in self.children[b]:
-                    others.append(messages[c].reshape(self.message_shape[c]))  # type: ignore[union-attr]
-                    if not keep:
+                own = unary[offset[v] : offset[v + 1]] if b == v else None
+                sent = [messages[c].reshape(self.message_shape[c]) for c in self.children[b]]  # type: ignore[union-attr]
+                _add_up(tables[b], own, [*self.base[b], *sent], self.integer)
+                if not keep:
+                    for c in self.children[b]:
                         messages[c] = None
-                for part in others:
-                    np.add(table, part, out=table)
-                    if self.integer:
-                        np.minimum(table, INF_INT, out=table)
             if len(same) > 1:
                 _level([tables[b] for b in same], (shift or {}).get(v))
             for b in same:
@@ -322,6 +310,26 @@ class Tree:
                 row = row + tables[b][(slice(None), *[x[u] for u in self.scope[b]])]
             x[v] = row.argmin()
         return x
+
+
+def _add_up(
+    table: np.ndarray, own: np.ndarray | None, parts: list[np.ndarray], integer: bool
+) -> None:
+    """Write the sum of a variable's own costs and of parts into a table, added up in this order."""
+    total, *others = parts
+    if own is not None:
+        others.insert(0, own.reshape(-1, *(1,) * (table.ndim - 1)))
+    if table.size < LARGE:
+        table[...] = total
+        total = table
+    for part in others:
+        # Most pairs lack a dim of the table: until one has it, a sum is as small as what is in it.
+        whole = total is table or np.broadcast_shapes(total.shape, part.shape) == table.shape
+        total = np.add(total, part, out=table if whole else None)
+        if integer:
+            np.minimum(total, INF_INT, out=total)
+    if total is not table:
+        table[...] = total
 
 
 def _level(tables: list[np.ndarray], shift: np.ndarray | None) -> None:
