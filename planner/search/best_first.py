@@ -7,11 +7,12 @@ bound goes on first. A stage is called by what is done next:
     BOUND_BLOCKS        where there are many meshes, one node stands for all of a mesh, bounded by
                         its products alone (planner.search.relaxation.Arithmetic); the next bound is
                         that of EXPAND of products, norms and sums in repeated blocks alone
-                        (`Workspace.heavy_in_blocks`)
+                        (`Workspace.heavy_in_blocks`), and of products outside of them
     EXPAND              one node stands for all of a mesh, bounded by its products alone, its
                         blocks, or what a search under another limit proved; its space is built, and
                         all are bounded by the whole batch in one piece, no memory limit, any ZeRO
-                        stage: one exact elimination a mesh (planner.space.assemble, `uncut`)
+                        stage: one exact elimination a mesh (planner.space.assemble, `uncut`). Where
+                        the state of what is heavy leaves no plan that fits, it is put aside
     SPREAD              one node still stands for all of them, which are listed
     CHECK_FIT           dropped where its least memory exceeds the limit
     BOUND_ENDLESS       the whole batch under the node's own techniques; with pipeline stages as
