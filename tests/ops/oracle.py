@@ -19,6 +19,7 @@ from planner.emit.text import spec_text
 from planner.execution.layout_flow import derive
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph, Node, Tensor
+from planner.ops.attention_pairs import QUERY_BLOCK
 from planner.ops.lookup import rule_of
 from planner.sharding.candidates import candidates
 from planner.sharding.layout import Layout, padded
@@ -30,7 +31,8 @@ MESH = (("data", 2), ("model", 4))
 @dataclass(frozen=True)
 class Case:
     """One operator on given operands; `values` are float (normal), or explicit arrays for integers
-    and booleans."""
+    and booleans. query_block: how many queries a block of attention has here, 0 for as many as in
+    programs; with few, short sequences go through the code of long ones."""
 
     name: str
     op: str
@@ -41,6 +43,7 @@ class Case:
     constants: tuple[int, ...] = ()
     frozen: tuple[int, ...] = ()
     bodies: tuple[Graph, ...] = ()
+    query_block: int = 0
 
 
 def build(case: Case) -> tuple[Graph, dict[str, np.ndarray]]:
@@ -169,7 +172,12 @@ def program(
         "from jax.sharding import PartitionSpec as P",
     ]
     header += [user_function(n) for n in graph.nodes if n.op == "UserLoss"]
-    return "\n".join([*header, *helper_sources(helpers), *text]), graph, values
+    helping = "\n".join(helper_sources(helpers))
+    if case.query_block:
+        own = f"QUERY_BLOCK = {QUERY_BLOCK}\n"
+        assert own in helping
+        helping = helping.replace(own, f"QUERY_BLOCK = {case.query_block}\n")
+    return "\n".join([*header, helping, *text]), graph, values
 
 
 def pad(array: np.ndarray, dims) -> np.ndarray:
