@@ -32,8 +32,9 @@ def test_stages_are_cut_anywhere_where_all_would_run_the_first_layers() -> None:
 
 
 def test_such_a_program_is_exact_and_priced_alike_from_its_file() -> None:
+    tiny = "zoo:deepseek-tiny,layers=4,dense_layers=2"
     made = planner.plan(
-        TINY,
+        tiny,
         devices=4,
         batch=8,
         precision="fp32",
@@ -42,9 +43,9 @@ def test_such_a_program_is_exact_and_priced_alike_from_its_file() -> None:
         pins="pp=2,expert=2,micro=2,schedule=1f1b",
     )
     assert made.techniques["cuts"]
-    again = reprice(made, open_recorded(made, TINY), from_json(made.topology)).cost
+    again = reprice(made, open_recorded(made, tiny), from_json(made.topology)).cost
     assert abs(again.step_time_s / made.costs["step_time_s"] - 1) < 1e-5
-    report = worker.verify(made, TINY)
+    report = worker.verify(made, tiny)
     assert report.ok, report.text()
 
 

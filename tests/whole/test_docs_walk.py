@@ -34,7 +34,7 @@ LEFT_OUT = {
     ),
 }
 """A pattern of commands -> why they are not typed."""
-LONG = r"llama3-70b|405b|plan sweep|plan compare|seq=65536|dlrm-criteo|resnet50|unet|offload="
+LONG = r"llama3-70b|405b|plan sweep|plan compare|seq=65536|dlrm-criteo|resnet50|unet|offload=|launch .*--local"
 """Commands of more than seconds: in `make slow`."""
 
 
