@@ -34,7 +34,12 @@ def stacked_rows(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "pins", ["dp=4,zero=1,micro=1", "dp=4,zero=2,micro=2", "dp=2,tp=2,zero=1,micro=1"]
+    "pins",
+    [
+        pytest.param("dp=4,zero=1,micro=1", marks=pytest.mark.slow),
+        "dp=4,zero=2,micro=2",
+        "dp=2,tp=2,zero=1,micro=1",
+    ],
 )
 def test_numbers_and_bytes_are_those_of_the_plan(pins: str) -> None:
     strategy = made(pins)

@@ -89,7 +89,7 @@ def head_of(graph: Graph) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("spec", "backend", "changes"),
     [
-        (GPT, "shard_map", {"zero_stage": 1, **ZERO}),
+        pytest.param(GPT, "shard_map", {"zero_stage": 1, **ZERO}, marks=pytest.mark.slow),
         (GPT, "shard_map", {"zero_stage": 3, **ZERO}),
         pytest.param(
             "zoo:llama-tiny,layers=2,vocab=131,seq=18",

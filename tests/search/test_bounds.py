@@ -206,7 +206,9 @@ PINS: list[str] = [
             32,
             marks=pytest.mark.slow,
         ),
-        ("zoo:resnet18", {"devices": 4, "hardware": "tpu-v5e"}, 64),
+        pytest.param(
+            "zoo:resnet18", {"devices": 4, "hardware": "tpu-v5e"}, 64, marks=pytest.mark.slow
+        ),
         ("zoo:mixtral-tiny", {"devices": 8, "hardware": "tpu-v4"}, 16),
         ("zoo:mlp-tiny", {"devices": 4, "hardware": "cpu"}, 16),
     ],

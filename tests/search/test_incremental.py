@@ -195,7 +195,7 @@ def test_where_it_is_not_good_enough_all_is_searched(tmp_path: Path) -> None:
         )
     tight = {"memory_limit_bytes": least + 2**20}
     plan(HEAVY, tmp_path, **tight)
-    deep = HEAVY.replace("layers=4", "layers=16")
+    deep = HEAVY.replace("layers=4", "layers=8")
     made = plan(deep, tmp_path, **tight)  # what fitted then does not fit now, or takes longer
     full = plan(deep, None, incremental=False, **tight)
     assert (

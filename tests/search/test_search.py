@@ -273,6 +273,7 @@ def test_nothing_fits_names_the_smallest_plan_and_remedies_that_fit() -> None:
         devices=int(quoted[0].split()[0]),
         batch=4,
         memory_limit_bytes=8 * 2**30,
+        baselines=False,
     )
 
 

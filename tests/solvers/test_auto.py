@@ -75,7 +75,7 @@ def test_the_search_is_deterministic_for_a_seed_and_work_and_its_bound_is_sound(
     exact = solve(problem, "ilp")
     assert exact.status == "optimal"
     best = evaluate(problem, exact.choice).cost
-    first, again = (solve(problem, "auto", Budget(work=60_000_000, seed=3)) for _ in range(2))
+    first, again = (solve(problem, "auto", Budget(work=20_000_000, seed=3)) for _ in range(2))
     assert first == again
     verdict = evaluate(problem, first.choice)
     assert verdict.feasible and best <= verdict.cost <= 1.02 * best

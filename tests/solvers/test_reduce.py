@@ -66,7 +66,7 @@ def test_the_optimum_survives(make, dominance: bool) -> None:  # type: ignore[no
     assert smaller > 75
 
 
-@pytest.mark.parametrize("seeds", [40, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [20, pytest.param(150, marks=pytest.mark.slow)])
 def test_large_tables_are_answered_for_as_small_ones(
     monkeypatch: pytest.MonkeyPatch, seeds: int
 ) -> None:

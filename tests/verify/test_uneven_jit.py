@@ -72,7 +72,9 @@ def test_an_odd_vocabulary_is_looked_up_multiplied_and_scored_in_pieces() -> Non
     )
 
 
-@pytest.mark.parametrize(("zero", "unroll"), [(0, False), (1, True), (3, False)])
+@pytest.mark.parametrize(
+    ("zero", "unroll"), [pytest.param(0, False, marks=pytest.mark.slow), (1, True), (3, False)]
+)
 def test_odd_vocabularies_and_widths(zero: int, unroll: bool) -> None:
     """259 rows over 4; at ZeRO stages 1 and 3 state is cut along data too, which divides no padded dim
     evenly."""

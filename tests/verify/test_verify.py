@@ -218,7 +218,7 @@ def test_what_is_compiled_is_the_text_that_emit_writes(
     """Loops and all, with the same options, and the same program is run."""
     from planner.verify import compiled, numerics
 
-    source = "zoo:gpt-tiny,layers=3"
+    source = "zoo:mlp-tiny,layers=6"
     wide(source, "train").save(tmp_path / "s.json")
     loaded: list[str] = []
     real = numerics.load_program
