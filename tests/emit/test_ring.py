@@ -148,7 +148,7 @@ def agree(one: Any, other: Any, tolerance: float = 2e-5) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("groups", [4, 2, 1])
-@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow), 8])
 def test_rings_equal_the_unsharded_program(devices: int, groups: int, causal: bool) -> None:
     """Results and gradients, of as many heads of keys as of queries and of fewer."""
     heads = (4, groups, groups)

@@ -153,12 +153,17 @@ def test_chunks_wait_in_a_ring_of_the_size_that_is_priced(
         ),  # collectives after the blocks, run again in the backward pass
         (
             "zoo:llama-tiny,layers=5",
+            "pp=4,tp=2,micro=4,recompute=block,schedule=zb-h1",
+        ),  # gradients of weights apart, stages of uneven length, operands handed on; as many
+        # microbatches as stages: nobody reads the last message
+        pytest.param(
+            "zoo:llama-tiny,layers=5",
             "pp=4,tp=2,micro=8,recompute=block,schedule=zb-h1",
-        ),  # gradients of weights apart, stages of uneven length, operands handed on
-        (
-            "zoo:gpt-tiny,layers=4",
-            "pp=2,dp=4,micro=2,schedule=zb-h1",
-        ),  # as many microbatches as stages: nobody reads the last message
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "zoo:gpt-tiny,layers=4", "pp=2,dp=4,micro=2,schedule=zb-h1", marks=pytest.mark.slow
+        ),
         (
             "zoo:t5-tiny",
             "pp=2,tp=2,dp=2,micro=4,recompute=block-keep,schedule=1f1b",

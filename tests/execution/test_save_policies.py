@@ -144,14 +144,20 @@ def _planned(source: str, pins: str) -> tuple[Graph, Plan]:
     return graph, found.plan_for(graph)
 
 
-@pytest.mark.parametrize("unroll", [False, True])
+RUN_AGAIN = [
+    (LLAMA, "dp=2,tp=4,tensor=megatron", "q,k,v"),
+    (LLAMA, "dp=2,tp=4,tensor=megatron-sp,micro=2", "context,out_proj,mlp_up"),
+    ("zoo:gpt-tiny", "dp=4,tp=2,zero=3", "q,k,v,context,out_proj,mlp_up,mlp_act,mlp_down"),
+    ("zoo:mixtral-tiny", "dp=2,ep=4", "norm,router,experts"),
+]
+
+
 @pytest.mark.parametrize(
-    ("source", "pins", "names"),
+    ("source", "pins", "names", "unroll"),
     [
-        (LLAMA, "dp=2,tp=4,tensor=megatron", "q,k,v"),
-        (LLAMA, "dp=2,tp=4,tensor=megatron-sp,micro=2", "context,out_proj,mlp_up"),
-        ("zoo:gpt-tiny", "dp=4,tp=2,zero=3", "q,k,v,context,out_proj,mlp_up,mlp_act,mlp_down"),
-        ("zoo:mixtral-tiny", "dp=2,ep=4", "norm,router,experts"),
+        pytest.param(*case, unroll, marks=[pytest.mark.slow] * (unroll is not bool(i % 2)))
+        for i, case in enumerate(RUN_AGAIN)
+        for unroll in (False, True)
     ],
 )
 def test_programs_run_again_what_is_predicted(

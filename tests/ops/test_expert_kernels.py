@@ -68,9 +68,21 @@ def operands(turned: bool, gated: bool, biased: bool) -> tuple[Any, ...]:
 
 
 WAYS = [(False, True, False), (True, True, True), (False, False, True), (True, False, False)]
+EACH = [*zip(ROUTERS, WAYS, strict=True)]
+"""Every router and every way once."""
 CASES = [
-    *((NVIDIA, router, way) for router in ROUTERS for way in WAYS),
-    *((TPU, router, way) for router, way in zip(ROUTERS, WAYS, strict=True)),
+    *((NVIDIA, "any", way) for way in WAYS),
+    *(
+        (device, router, way)
+        for device in (NVIDIA, TPU)
+        for router, way in EACH[device == NVIDIA :]
+    ),
+    *(
+        pytest.param(NVIDIA, router, way, marks=pytest.mark.slow)
+        for router in ROUTERS
+        for way in WAYS
+        if router != "any" and (router, way) not in EACH
+    ),
 ]
 
 

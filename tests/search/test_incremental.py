@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -216,31 +217,38 @@ def test_the_most_alike_of_the_searches_before_is_kept(tmp_path: Path) -> None:
 WRONG = {"key": "0" * 32, "model": "m", "date": "d", "contents": 3, "flops": 1.0, "other_s": 0.0}
 
 
+@cache
+def planned_anew(source: str) -> Strategy:
+    return plan(source, None, incremental=False)
+
+
 @pytest.mark.parametrize(
     "rows", [None, 3, [3], [{}], [WRONG], "gone", "short", "strange", "endless"]
 )
 def test_a_history_that_does_not_hold_is_none(rows: Any, tmp_path: Path) -> None:
     plan(GPT, tmp_path)
-    cache, new = Cache(tmp_path), GPT + ",layers=3"
-    found = cache.get(history(tmp_path))["searches"]
+    kept_there, new = Cache(tmp_path), GPT + ",layers=3"
+    found = kept_there.get(history(tmp_path))["searches"]
     if rows == "gone":
         rows = [{**found[0], "key": "f" * 32}]
     elif rows == "short":
         rows = [{**found[0], "contents": found[0]["contents"][:-1]}]
     elif rows == "strange":  # an entry whose splits are none of these operators
-        entry = cache.get(found[0]["key"])
-        cache.put(
+        entry = kept_there.get(found[0]["key"])
+        kept_there.put(
             found[0]["key"],
             {**entry, "palette": [[["no such factor", ["no such axis"]]]] * len(entry["palette"])},
         )
         rows = found
     elif rows == "endless":
-        entry = cache.get(found[0]["key"])
-        cache.put(found[0]["key"], {**entry, "best": {**entry["best"], "copies": float("inf")}})
+        entry = kept_there.get(found[0]["key"])
+        kept_there.put(
+            found[0]["key"], {**entry, "best": {**entry["best"], "copies": float("inf")}}
+        )
         rows = found
-    cache.put(history(tmp_path), {"searches": rows})
+    kept_there.put(history(tmp_path), {"searches": rows})
     made = plan(new, tmp_path)
-    assert kept(made) is None and text(made) == text(plan(new, None, incremental=False))
+    assert kept(made) is None and text(made) == text(planned_anew(new))
 
 
 def test_a_history_is_bounded(tmp_path: Path) -> None:
