@@ -280,9 +280,9 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 
 def losses(*command: str) -> list[str]:
-    clean = {
-        k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS", "PYTHONPATH")
-    }
+    clean = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "PYTHONPATH")}
+    flags = clean["XLA_FLAGS"].split()  # how many devices there are is for the program to say
+    clean["XLA_FLAGS"] = " ".join(f for f in flags if "device_count" not in f)
     done = subprocess.run(
         [sys.executable, "-W", "error", *command, "--virtual-devices", "4", "--steps", "2"],
         capture_output=True,

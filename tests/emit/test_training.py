@@ -303,7 +303,13 @@ def test_steps_of_uneven_stages_are_those_of_optax(more: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pins", ["dp=2,tp=4,zero=1,micro=2", "dp=4,tp=2,zero=3,micro=1,offload=optimizer+parameters"]
+    "pins",
+    [
+        "dp=2,tp=4,zero=1,micro=2",
+        pytest.param(
+            "dp=4,tp=2,zero=3,micro=1,offload=optimizer+parameters", marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_clipping_is_one_sum_of_a_number_over_all_devices(pins: str) -> None:
     """Collectives of the compiled step with it and without, which is what is priced and verified;

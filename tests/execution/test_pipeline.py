@@ -120,10 +120,9 @@ def test_chunks_wait_in_a_ring_of_the_size_that_is_priced(
 @pytest.mark.parametrize(
     ("source", "pins"),
     [
-        (
-            "zoo:gpt-tiny,layers=4",
-            "pp=2,tp=2,micro=4,schedule=1f1b",
-        ),  # with tensor and data parallelism
+        pytest.param(
+            "zoo:gpt-tiny,layers=4", "pp=2,tp=2,micro=4,schedule=1f1b", marks=pytest.mark.slow
+        ),
         (
             "zoo:gpt-tiny,layers=5",
             "pp=4,dp=2,micro=8,zero=1,recompute=block",
@@ -167,7 +166,8 @@ def test_chunks_wait_in_a_ring_of_the_size_that_is_priced(
         (
             "zoo:t5-tiny",
             "pp=2,tp=2,dp=2,micro=4,recompute=block-keep,schedule=1f1b",
-        ),  # the encoder before the stages, its result read by all of them
+        ),  # with tensor and data parallelism; the encoder before the stages, its result read by
+        # all of them
     ],
 )
 def test_programs_equal_the_unsharded_one_and_their_prediction(source: str, pins: str) -> None:

@@ -31,7 +31,7 @@ CASES = [  # model, devices, batch: small batches leave axes for something else
     ("zoo:llama3-8b,layers=3", 64, 16),
     ("zoo:mixtral-8x7b,layers=2", 16, 16),
     ("zoo:vit-b16,layers=2", 8, 4),
-    ("zoo:resnet50", 16, 16),
+    ("zoo:resnet18", 16, 16),
 ]
 
 

@@ -41,7 +41,7 @@ def search(
     [
         (GPT, 8, 64),
         ("zoo:llama3-8b,layers=4", 8, 64),
-        ("zoo:resnet50", 8, 64),
+        ("zoo:resnet18", 8, 64),
         ("zoo:mixtral-8x7b,layers=2", 16, 64),
         ("zoo:mlp", 4, 32),
         ("zoo:bert-tiny", 6, 24),

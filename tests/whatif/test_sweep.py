@@ -298,7 +298,9 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
         and not best.strategy.techniques["offload"]
     )
     batch = best.strategy.workload["batch"]
-    more = planner.plan(TINY, **common, batch=batch, memory_limit_bytes=limit, pins="micro=1")
+    more = planner.plan(
+        TINY, **common, batch=batch, memory_limit_bytes=limit, pins="micro=1", baselines=False
+    )
     assert (
         more.costs["memory_per_device_bytes"]
         == best.strategy.costs["memory_per_device_bytes"]
@@ -375,7 +377,7 @@ def test_the_front_goes_from_the_fastest_plan_to_the_smallest() -> None:
         and [m for _, m in figures] == sorted((m for _, m in figures), reverse=True)
     )
     fast, small = (
-        planner.plan(MLP, hardware="h100", devices=4, batch=64, objective=what)
+        planner.plan(MLP, hardware="h100", devices=4, batch=64, objective=what, baselines=False)
         for what in ("step", "memory")
     )
     assert (

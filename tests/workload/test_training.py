@@ -294,9 +294,14 @@ def test_options_of_cross_entropy_are_for_nothing_else(options: dict) -> None:
         add_loss(graph(), shift_labels=True)  # no sequence
 
 
-@pytest.mark.parametrize("backend", ["shard_map", "jit"])
 @pytest.mark.parametrize(
-    ("shift", "pins"), [(False, "dp=4,tp=2,micro=4"), (True, "dp=8,micro=2,zero=2")]
+    ("shift", "pins", "backend"),
+    [
+        (False, "dp=4,tp=2,micro=4", "shard_map"),
+        (True, "dp=8,micro=2,zero=2", "shard_map"),
+        (False, "dp=4,tp=2,micro=4", "jit"),
+        pytest.param(True, "dp=8,micro=2,zero=2", "jit", marks=pytest.mark.slow),
+    ],
 )
 def test_microbatches_of_unlike_numbers_of_rows_make_one_mean(
     shift: bool, pins: str, backend: str
