@@ -10,6 +10,8 @@ collective uses, and a seconds per step:
     all-to-all                   steps a + P (n-1)/n / B;   on a torus dim P floor(n^2/4)/n / B:
                                  bytes cross every link between sender and receiver
     permute                      a + P / (one link's rate)
+    dispatch                     a + P (n-1)/n / B: an all-to-all by a kernel that writes to every
+                                 receiver at once
 
 Payload: operand bytes for all-reduce, reduce-scatter, all-to-all and permute; result bytes for
 all-gather.
@@ -51,7 +53,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, combinations
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+DISPATCH = "dispatch"
+"""Rows sent to experts, and back, by kernels made for that (DeepEP, HybridEP)."""
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", DISPATCH)
 PIECEWISE = frozenset({"all-gather", "reduce-scatter", "all-to-all"})
 """What puts pieces of tensors together or takes tensors apart."""
 Line = tuple[float, float]
@@ -62,6 +66,7 @@ PASSES = {
     "reduce-scatter": 4,
     "all-reduce": 3,
     "all-to-all": 4,
+    DISPATCH: 4,
     "collective-permute": 3,
 }
 """How often a payload is read or written where devices share a memory: a gather copies; a scatter
@@ -124,6 +129,9 @@ def collective_lines(kind: str, group: tuple[Span, ...]) -> tuple[Line, ...]:
         return _all_reduce(spans)
     if kind == "all-to-all":
         return _all_to_all(spans)
+    if kind == DISPATCH:
+        *_, (_, slope) = _all_to_all(spans)
+        return ((max(s.latency_s for s in spans), slope),)
     if kind == "collective-permute":
         return ((max(s.latency_s for s in spans), max(1 / s.link_bytes_per_s for s in spans)),)
     latency = slope = 0.0

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from costmodels.frameworks.fused_attention import generation_of
 
 FOLDER = Path(__file__).with_name("runtimes")
 NAMES = ("jax-shard_map", "jax-jit", "megatron", "fsdp")
@@ -45,7 +47,11 @@ class Kernels:
     flash attention). saves_gathered: what products take whole of a tensor that is cut along the
     sequence, they save whole. offloaded_share: share of the blocks whose saved tensors are
     offloaded. cast: bytes moved per byte of what an eight-bit product reads, and of its result's
-    gradient, to bring them into eight bits; 0 where the kernels before it do.
+    gradient, to bring them into eight bits; 0 where the kernels before it do. expert_rows: what
+    kernels beside the products of routed experts move of each row that an expert gets, two bytes
+    each: (model widths, hidden widths) forward, then backward. expert_waits_s: what these kernels
+    wait for the host in each pass, which reads how many rows each expert gets before it starts
+    them.
     """
 
     passes: Mapping[str, tuple[float, float]]
@@ -64,6 +70,8 @@ class Kernels:
     saves_gathered: bool = False
     offloaded_share: float = 0.0
     cast: float = 0.0
+    expert_rows: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    expert_waits_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,8 +82,8 @@ class Rates:
     nodes, and among devices of one node alone, as multiples of the device file's.
 
     Of frameworks alone: launch_s, what the host takes to start one kernel; growth, the power of
-    their FLOPs that large products gain with. Of emitted programs alone: stragglers, by what part
-    a step is longer for each doubling of the devices beyond one node or slice, as all wait for the
+    their FLOPs that large products gain with. Of emitted programs alone: stragglers, by what part a
+    step is longer for each doubling of the devices beyond one node or slice, as all wait for the
     slowest."""
 
     matmul: float = 1.0
@@ -139,23 +147,26 @@ class Runtime:
     rates: what of the device's file is reached; per_device: that of devices with published runs, by
     the device's name, or its kind for all others of it that nobody measured.
 
-    Of frameworks: kernels; gather_overlap: how much of the shorter of arithmetic and of gathering
-    weights (ZeRO stage 3) hides under the longer; interleave: virtual stages of each pipeline
-    stage; balance: of what stages are assigned even numbers, "parameters", "products" (parameters
-    of products alone) or, where it is empty, blocks; overhead_bytes: what a process holds beside
-    its tensors; pipeline_slack: memory_slack that a pipeline adds to what is saved of microbatches;
-    tensor_overlap: how much of the sums of gradients of what products read, which tensor
-    parallelism asks for, hides under the products that follow, those for the weights' gradients;
-    wider_sums: how many times as many bytes as a gradient its sum has, which is what is sent;
-    blocking: the host waits for each kernel before it starts the next; remakes_modules: whether
-    selective recompute makes modules again by their names, and not all that goes element by
+    Of frameworks: kernels; generation_kernels: generation of a device
+    (costmodels.frameworks.fused_attention) -> other kernels there, and those where linear layers
+    compute in eight bits (`on`); gather_overlap: how much of the shorter of arithmetic and of
+    gathering weights (ZeRO stage 3) hides under the longer; interleave: virtual stages of each
+    pipeline stage; balance: of what stages are assigned even numbers, "parameters", "products"
+    (parameters of products alone) or, where it is empty, blocks; overhead_bytes: what a process
+    holds beside its tensors; pipeline_slack: memory_slack that a pipeline adds to what is saved of
+    microbatches; tensor_overlap: how much of the sums of gradients of what products read, which
+    tensor parallelism asks for, hides under the products that follow, those for the weights'
+    gradients; wider_sums: how many times as many bytes as a gradient its sum has, which is what is
+    sent; blocking: the host waits for each kernel before it starts the next; remakes_modules:
+    whether selective recompute makes modules again by their names, and not all that goes element by
     element, as policies do that save what products leave (planner.pricing.frameworks.selective);
     summing_bytes: what adding a gradient to its sum over microbatches moves per local parameter, 0
     where products add to the sum themselves; pinned: fraction of the smaller of two points of the
     backward pass (costmodels.frameworks.peak_memory) that stays allocated in the larger; rows_once:
-    a row crosses the network once for all of its experts in a node; exchange_slows: what kernels
-    take longer for each second of an exchange of experts' rows beside them; flat_rings: collectives
-    over several switched levels are rings through all members (costmodels.collectives.ring_lines).
+    a row is sent once to each device, and over the network once to each node, for all of its
+    experts there, by kernels made for that; exchange_slows: what kernels take longer for each
+    second of an exchange of experts' rows beside them; flat_rings: collectives over several
+    switched levels are rings through all members (costmodels.collectives.ring_lines).
     """
 
     name: str
@@ -168,6 +179,7 @@ class Runtime:
     note: str
     fused_traffic: float = 1.0
     kernels: Kernels | None = None
+    generation_kernels: Mapping[str, tuple[Kernels, Kernels]] = field(default_factory=dict)
     rates: Rates = field(default_factory=Rates)
     per_device: Mapping[str, Rates] = field(default_factory=dict)
     gather_overlap: float = 0.0
@@ -192,6 +204,13 @@ class Runtime:
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     guessed: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
+    def on(self, device: str, eight_bit: bool) -> Runtime:
+        """The profile with the kernels that its programs have on a device, by its name."""
+        known = self.generation_kernels.get(generation_of(device))
+        if known is None:
+            return self
+        return replace(self, kernels=known[eight_bit], generation_kernels={})
+
 
 def runtime_names() -> tuple[str, ...]:
     """Known profiles, the default first."""
@@ -212,11 +231,20 @@ def load_runtime(name: str) -> Runtime:
     table = _read(name)
     if kernels := table.pop("kernels", ""):
         table["kernels"] = load_kernels(kernels)
+    by_generation = {
+        generation: (load_kernels(usual), load_kernels(eight))
+        for generation, (usual, eight) in table.pop("generation_kernels", {}).items()
+    }
     rates = Rates(**table.pop("rates", {}))
     hidden = Hidden(**_tuples(Hidden, table.pop("hidden", {})))
     per_device = {d: Rates(**row) for d, row in table.pop("per_device", {}).items()}
     return Runtime(
-        name=name, rates=rates, per_device=per_device, hidden=hidden, **_tuples(Runtime, table)
+        name=name,
+        rates=rates,
+        per_device=per_device,
+        hidden=hidden,
+        generation_kernels=by_generation,
+        **_tuples(Runtime, table),
     )
 
 

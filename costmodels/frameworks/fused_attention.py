@@ -22,8 +22,7 @@ def shares_of_peak(kernel: str, device: str, keys: int, width: int) -> tuple[flo
     proportion to the logarithm, the next greater width, or the greatest.
     """
     table = _table()
-    generation = next((g for g, names in table["generations"].items() if device in names), "")
-    entry = table.get(kernel, {}).get(generation) or table["any"]
+    entry = table.get(kernel, {}).get(generation_of(device)) or table["any"]
     if "shares" in entry:
         forward, backward = entry["shares"]
         return float(forward), float(backward)
@@ -32,6 +31,11 @@ def shares_of_peak(kernel: str, device: str, keys: int, width: int) -> tuple[flo
         for name in ("forward", "backward")
     )
     return forward, backward
+
+
+def generation_of(device: str) -> str:
+    """The generation of a device, by its name; "" for one that is not in the table."""
+    return next((g for g, names in _table()["generations"].items() if device in names), "")
 
 
 def kernel_names() -> tuple[str, ...]:

@@ -34,7 +34,8 @@ class KernelNeed:
     kernel with it. ins, outs: bytes of local operands and results. elements: scores of attention,
     logits of a loss. backward: the backward pass of a product as a multiple of its forward pass (1
     for other kernels), 0 where nothing is trained. causal: half of the scores are masked. keys,
-    width: of attention, positions that a query sees and elements of a head.
+    width: of attention, positions that a query sees and elements of a head. rows, width, inner: of
+    routed experts, rows that they get, elements of one, and of what is between their products.
     """
 
     role: str
@@ -48,6 +49,8 @@ class KernelNeed:
     causal: bool
     keys: int = 0
     width: int = 0
+    inner: int = 0
+    rows: float = 0.0
 
 
 def kernel_times_s(
@@ -67,7 +70,11 @@ def kernel_times_s(
         )
         forward = max(product, (need.ins + need.outs) / memory)
         backward = (need.backward + kernels.recomputed[0] * trained) * forward
-        if kernels.cast and need.dtype in EIGHT_BIT:  # products that run as one share an operand
+        if need.rows:
+            rows_s = _expert_rows_s(need, kernels, memory)
+            forward += rows_s[0] + kernels.expert_waits_s
+            backward += (rows_s[1] + kernels.expert_waits_s) * trained
+        elif kernels.cast and need.dtype in EIGHT_BIT:  # products that run as one share an operand
             shared = need.ins * need.flops / need.together
             forward += kernels.cast * shared / memory
             backward += kernels.cast * need.outs / memory * trained
@@ -75,6 +82,17 @@ def kernel_times_s(
     default = ((need.ins + need.outs) / need.outs if need.outs else 0.0, 2.0)
     f, b = kernels.passes.get(need.role, default)
     return f * need.outs / memory, (b + f * kernels.recomputed[1]) * need.outs / memory * trained
+
+
+def _expert_rows_s(need: KernelNeed, kernels: Kernels, memory: float) -> tuple[float, float]:
+    """(forward, backward) seconds of what is moved of routed experts' rows beside their products:
+    sorted by expert and back, brought into eight bits, activated."""
+    wide, hidden, wide_back, hidden_back = kernels.expert_rows
+    moved = TWO_BYTES * need.rows / memory
+    return (
+        moved * (wide * need.width + hidden * need.inner),
+        moved * (wide_back * need.width + hidden_back * need.inner),
+    )
 
 
 def _attention_s(

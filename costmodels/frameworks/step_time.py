@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from costmodels.collectives import Span, collective_time_s
+from costmodels.collectives import DISPATCH, Span, collective_time_s
 from costmodels.frameworks.kernels import KernelNeed, kernel_times_s, memory_bytes_per_s
 from costmodels.hardware.device import Device
 from costmodels.overlap import gather_beside_work_s
@@ -98,6 +98,7 @@ class Work:
     recompute: str
     layers_before: int = 0
     schedule: str = ""
+    overlapped: bool = False
     again: tuple[tuple[str, float, KernelNeed], ...] = ()
     expert_axes: Axes = ()
 
@@ -183,7 +184,7 @@ class _Sent:
 
     def add(self, kind: str, axes: Axes, seconds: float) -> None:
         """Count seconds under their kind and axes."""
-        label = (kind, "+".join(axes))
+        label = ("all-to-all" if kind == DISPATCH else kind, "+".join(axes))
         self.by_axes[label] = self.by_axes.get(label, 0.0) + seconds
 
 
@@ -244,7 +245,7 @@ def _stage(
         for which in ("forward", "backward")
     )
     kernels, hidden = summed_s + total("kernels"), 0.0
-    if work.schedule == DUALPIPE:
+    if work.overlapped or work.schedule == DUALPIPE:
         hidden = min(total("exchanged"), kernels) * (1 - runtime.exchange_slows)
     return _Stage(
         forward + backward + summed_s + handed_s - hidden,

@@ -327,6 +327,9 @@ class WeightPricer:
             else np.zeros_like(rows.whole)
         )
         gradient = weight.gradient_bytes(recipe, looped=looped)
+        accumulator = weight.accumulator_bytes(recipe, looped=looped)
+        if price.runtime.kernels is not None:  # frameworks add to the one gradient that they keep
+            gradient, accumulator = weight.summed * recipe.gradient_bytes, 0.0 * rows.whole
         cut, put = weight.loop_copies(recipe)
         costs = np.stack(
             [
@@ -335,7 +338,7 @@ class WeightPricer:
                 price.grad_accumulate_s(weight.summed * recipe.gradient_bytes),
                 rows.looped * price.weight_copy_s(cut, 1 + rows.regathered, put),
                 weight.stored * recipe.parameter_bytes + gathered + gradient + resident,
-                weight.accumulator_bytes(recipe, looped=looped),
+                accumulator,
                 rows.whole * recipe.gradient_bytes,
                 weight.remaining_bytes(recipe),
                 gradient,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
     from planner.pricing.float8 import float8_times
 from planner.pricing.float8 import float8_times
+from planner.pricing.frameworks.dispatch import EXCHANGE, dispatch_of
 from planner.pricing.pricer import Pricer
 from planner.pricing.product_extents import product_of
 
@@ -341,6 +342,7 @@ def inner_times(
     """Seconds of the collectives inside the node's kernel: forward, backward, and those of the
     forward pass whose results a block may save."""
     forward = backward = saved = 0.0
+    made = dispatch_of(base, i, split, pricer) if pricer.runtime.kernels is not None else None
     for inner in inner_collectives(
         base.graph.nodes[i],
         base.rules[i],
@@ -349,9 +351,15 @@ def inner_times(
         pricer.sizes,
         pricer.itemsize("float32"),
     ):
-        each = pricer.collective_s(inner.of.kind, inner.axes, float(inner.payload_bytes))
+        kind, sent = inner.of.kind, float(inner.payload_bytes)
+        if made is not None:
+            runs, again = (made.share(kind, sent, phase) for phase in ("forward", "backward"))
+            kind = made.kind if kind == EXCHANGE else kind
+        else:
+            runs = again = 1.0
+        each, back = (pricer.collective_s(kind, inner.axes, sent * n) for n in (runs, again))
         forward += inner.forward * each
-        backward += inner.backward * each
+        backward += inner.backward * back
         saved += inner.forward * each * inner.of.kept
     return forward, backward, saved
 

@@ -19,6 +19,7 @@ import numpy as np
 from costmodels import collectives, host_link, overlap
 from costmodels import kernels as compute
 from costmodels.capacity import tiled_image, tiled_rows
+from costmodels.frameworks.kernels import EIGHT_BIT
 from costmodels.hardware.device import Device
 from costmodels.kernels import Amount
 from costmodels.optimizers import OPTIMIZERS
@@ -60,6 +61,10 @@ class Pricer:
     )
     _sizes: dict[str, int] = field(default_factory=dict)
     _products: dict[tuple[str, bool], dict[tuple[float, ...], float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """A framework has other kernels on other devices."""
+        self.runtime = self.runtime.on(self.topology.device.name, self.recipe.compute in EIGHT_BIT)
 
     @property
     def sizes(self) -> Mapping[str, int]:

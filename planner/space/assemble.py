@@ -294,13 +294,13 @@ def _state_and_saved(
     if micro > 1:
         state = state + arrays.grad_accumulator_bytes[zero]
     if shares is not None:
-        saved = shares.saved_microbatches * shares.share * (saved - one_repeat) + one_repeat
+        saved = shares.saved_microbatches * shares.held * (saved - one_repeat) + one_repeat
         if schedule := _apart(space, techniques):
             again = recompute and recompute != "block-keep"
             each = costs.handed_on_bytes_remat if again else costs.handed_on_bytes
             handed = arrays.count * each
-            saved = saved + schedule.handed_in_flight * shares.share * handed
-        state = shares.share * (state + shares.copied_weights * arrays.block_grad_bytes[0])
+            saved = saved + schedule.handed_in_flight * shares.held * handed
+        state = shares.held * (state + shares.copied_weights * arrays.block_grad_bytes[0])
     return state, saved * space.parts / techniques.microbatches if uncut else saved
 
 
@@ -308,13 +308,15 @@ def _state_and_saved(
 class _StageShares:
     """What a pipeline stage has of a space.
 
-    share: what part of a variable's nodes a device holds [options]. passes: how often it runs them
+    share: what part of a variable's nodes a device runs [options]; held: what part of their weights
+    and saved activations it holds, of the fullest stage [options]. passes: how often it runs them
     per microbatch [options]. links: both, of each link [links]. saved_microbatches: of how many it
     saves activations [options]. copied_weights: what part of the blocks' weights, as long as their
     gradients, is there twice [options].
     """
 
     share: np.ndarray
+    held: np.ndarray
     passes: np.ndarray
     links: np.ndarray
     saved_microbatches: np.ndarray
@@ -470,16 +472,29 @@ def _stage_shares(space: Space, techniques: Techniques) -> _StageShares | None:
             [float(f(i)) for i in places.nodes]
             for f in (pipeline.stage_share, pipeline.saved_microbatches)
         )
+        held = share
         if space.pricer.runtime.kernels is not None:
+            # Each stage runs and holds its own part alone, and the first, which has the most
+            # microbatches in flight, nothing of what follows the blocks.
+            copies = [0.0] * len(copies)
             waiting = in_flight(0, pipeline.stages, micro, pipeline.virtual_stages)
             waiting += techniques.schedule == DUALPIPE
-            saved = [max(1.0, waiting)] * len(saved)
-            if share_outside(space) < 1:
+            layers_before = share_outside(space) < 1
+            saved = [
+                max(1.0, waiting) * (layers_before or i in pipeline.nodes) for i in places.nodes
+            ]
+            if layers_before:
                 share = [1 / pipeline.stages] * len(share)
-        share_of, ratio_of, saved_of, copies_of = np.array([share, ratio, saved, copies])[
-            :, places.of
-        ]
-        space.memo[key] = _StageShares(share_of, ratio_of, links, saved_of, copies_of, places)
+            held = [
+                part * (not pipeline.in_epilogue(i))
+                for i, part in zip(places.nodes, share, strict=True)
+            ]
+        share_of, held_of, ratio_of, saved_of, copies_of = np.array(
+            [share, held, ratio, saved, copies]
+        )[:, places.of]
+        space.memo[key] = _StageShares(
+            share_of, held_of, ratio_of, links, saved_of, copies_of, places
+        )
     result: _StageShares = space.memo[key]
     return result
 
@@ -496,6 +511,7 @@ def _equal_shares(space: Space, techniques: Techniques) -> _StageShares:
         np.zeros(links, bool),
     )
     return _StageShares(
+        np.full(options, share),
         np.full(options, share),
         np.full(options, ratio),
         np.full(links, share * ratio),

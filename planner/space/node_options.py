@@ -19,7 +19,9 @@ from planner.analysis.passing import puts_off
 from planner.execution.weights_apart import factors, products_weights, waiting_share
 from planner.graph.ir import Node
 from planner.ops.residuals import reads
+from planner.pricing.frameworks.kernels import role, together
 from planner.pricing.frameworks.memory import option_bytes
+from planner.pricing.frameworks.selective import made_again
 from planner.pricing.gradient_sync import WeightCosts, WeightPricer, no_weights
 from planner.pricing.kernels import inner_times, reads_whole, saved_beside_of, times_of, working_of
 from planner.pricing.pricer import Pricer
@@ -112,7 +114,7 @@ class Kinds:
         """Class of nodes -> its kind."""
         alike: dict[tuple, int] = {}
         like = {
-            i: alike.setdefault((self.base.kinds[i], self.allowed.get(i)), i)
+            i: alike.setdefault((self.base.kinds[i], self.allowed.get(i), self._run_as(i)), i)
             for i in self.base.times
         }
         shapes = {i: self._shaped(i) for i in alike.values()}
@@ -123,6 +125,14 @@ class Kinds:
         )
         known = {i: self._kind(i, shape) for i, shape in shapes.items()}
         return {i: known[k] for i, k in like.items()}
+
+    def _run_as(self, i: int) -> tuple[object, ...]:
+        """What else a framework's kernels and what they save depend on: what the nodes around
+        are."""
+        if self.pricer.runtime.kernels is None:
+            return ()
+        again = made_again(self.base, i, self.pricer.runtime)
+        return role(self.graph, i), together(self.base, i), again
 
     def _shaped(self, i: int) -> _Shape:
         """The splits of a node, and what they ask of layouts."""

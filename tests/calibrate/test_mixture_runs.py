@@ -11,7 +11,9 @@ import pytest
 from benchmarks.expert_arms import DEGREES, torchtitan
 from planner.calibrate.runs import xla
 from planner.calibrate.runs.fit import prepare
-from planner.calibrate.runs.rows import Case, case_of
+from planner.calibrate.runs.mixtures import Routing, routing_of
+from planner.calibrate.runs.rows import Case, Left, case_of, plan_of
+from planner.ops.expert_load import expert_nodes
 
 IRONWOOD: dict[str, Any] = {
     "source": "tpu-recipes Ironwood",
@@ -95,3 +97,71 @@ def test_the_program_of_a_mixture_is_priced_near_its_step() -> None:
         "recompute": "selective",
     }
     assert prepare(case_of(row)).step_s() == pytest.approx(step, rel=0.15)
+
+
+BRIDGE: dict[str, Any] = {
+    "source": "NVIDIA Megatron-Bridge performance summary",
+    "model": "Qwen3_30B_a3B",
+    "layers": 48,
+    "hidden": 2048,
+    "heads": 32,
+    "seq": 4096,
+    "hardware": "DGX-GB200",
+    "devices": 8,
+    "tp": 1,
+    "pp": 1,
+    "dp": 8,
+    "ep": 8,
+    "microbatch": 4,
+    "global_batch": 512,
+    "precision": "MXFP8",
+    "metric": "tokens_per_s_per_device",
+    "value": 26112,
+    "notes": "release '26.04.01 NeMo Container'",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, Routing("layers", True, False)),
+        ({"notes": "release '26.08 NeMo Container'"}, Routing("whole", True, True)),
+        ({"hardware": "DGX-B200", "notes": "release '26.02'"}, Routing("layers", False, False)),
+        ({"hardware": "DGX-H100", "precision": "FP8"}, Routing("none", True, False)),
+        ({"model": "Qwen3_235B_a22B", "hardware": "DGX-H100"}, Routing("none", True, True)),
+        ({"model": "Kimi_K2", "notes": "release '26.06'"}, Routing("none", True, False)),
+        ({"model": "GPT OSS 120B", "hardware": "DGX-GB300"}, Routing("layers", False, False)),
+    ],
+)
+def test_what_a_recipe_of_a_mixture_does(change: dict[str, Any], expected: Routing) -> None:
+    assert routing_of(BRIDGE | change) == expected
+
+
+def test_a_mixture_under_megatron_is_priced_with_its_recipe() -> None:
+    """Rows travel over the expert axis; a step that is captured whole, and exchanges beside
+    products, take less."""
+    case = case_of(BRIDGE)
+    base, plan = plan_of(case)
+    i, experts = next(expert_nodes(base.graph))
+    split = plan.splits[base.graph.nodes[i].id]
+    assert experts == 128 and split.axes("expert-b") == ("expert",)
+    assert plan.overlapped_microbatches == 1
+    priced = prepare(case).step_s()
+    captured = prepare(case_of(BRIDGE | {"notes": "release '26.06 NeMo Container'"})).step_s()
+    assert captured < 0.8 * priced
+    plain = BRIDGE | {"model": "GPT OSS 120B", "layers": 36, "hidden": 2880, "heads": 64}
+    with pytest.raises(Left, match="experts"):
+        case_of(plain | {"source": "somewhere else"})
+
+
+def test_experts_are_on_ranks_of_tensor_parallelism_too() -> None:
+    """With a degree of 32 over 16 replicas of two ranks each rank has experts of its own."""
+    row = BRIDGE | {"devices": 32, "tp": 2, "dp": 16, "ep": 32, "hardware": "DGX-H100"}
+    case = case_of(row)
+    base, plan = plan_of(case)
+    i, _ = next(expert_nodes(base.graph))
+    split = plan.splits[base.graph.nodes[i].id]
+    assert split.axes("expert-b") == ("expert",) and split.axes("expert-s") == ("model",)
+    assert dict(plan.mesh) == {"expert": 16, "model": 2}
+    with pytest.raises(Left, match="tensor parallelism"):
+        case_of(row | {"ep": 1024})

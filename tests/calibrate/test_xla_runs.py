@@ -20,6 +20,7 @@ from costmodels.runtimes import Rates, load_runtime
 from planner.calibrate.runs import network, xla
 from planner.calibrate.runs.compiled import learned, rates_of, sources_left_out, tells
 from planner.calibrate.runs.fit import Prepared
+from planner.calibrate.runs.mixtures import mixture_of
 from planner.calibrate.runs.releases import as_compiled, release_of, releases
 from planner.calibrate.runs.rows import case_of, measured_s
 from planner.execution.save_policies import PRESETS, saving
@@ -188,7 +189,8 @@ def test_an_encoder_and_a_decoder_are_read(rows: list[dict[str, Any]]) -> None:
 def test_a_mixture_of_experts_is_read() -> None:
     row = {"model": "Mixtral-8x7B", "seq": 4096}
     assert xla.mixture(row) == "zoo:mixtral-8x7b,seq=4096"
-    assert xla.active_width(row) == 2 * 14336
+    mixture = mixture_of(row)
+    assert mixture is not None and mixture.active == 2 * 14336
     assert xla.mixture({"model": "gpt-oss-120b", "seq": 8192}) == ""
 
 

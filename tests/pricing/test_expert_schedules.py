@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import isclose
-from types import SimpleNamespace
 
 import pytest
 
 import planner
-from costmodels.frameworks.kernels import KernelNeed
+from costmodels.collectives import DISPATCH
+from costmodels.frameworks.kernels import KernelNeed, kernel_times_s, memory_bytes_per_s
 from costmodels.frameworks.peak_memory import FrameworkMemory, peak, remade_bytes, saved_bytes
 from costmodels.frameworks.step_time import (
     AFTER,
@@ -22,12 +22,13 @@ from costmodels.frameworks.step_time import (
 )
 from costmodels.hardware.device import load_device
 from costmodels.precision import load_recipe
-from costmodels.runtimes import load_runtime
+from costmodels.runtimes import load_kernels, load_runtime
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import for_devices
-from planner.ops.expert_load import expert_nodes
+from planner.ops.expert_load import ROUTED_EXPERTS, expert_nodes
+from planner.pricing.frameworks.dispatch import choice_groups, dispatch_of, reached
 from planner.pricing.frameworks.kernels import role
 from planner.pricing.frameworks.memory import rows_bytes
 from planner.pricing.frameworks.selective import (
@@ -39,7 +40,6 @@ from planner.pricing.frameworks.selective import (
     made_again,
     modules,
 )
-from planner.pricing.frameworks.work import nodes_reached
 from planner.pricing.pricer import Pricer
 from planner.sharding.rule import Split
 from planner.strategy.strategy import Strategy
@@ -124,16 +124,84 @@ def test_megatron_recomputes_modules() -> None:
     assert isclose(again / whole, f / (h + 3 * f))
 
 
-@pytest.mark.parametrize(("devices", "experts", "share"), [(8, 8, 1.0), (64, 64, 5.25 / 8)])
-def test_rows_cross_the_network_once_for_all_experts_of_a_node(
-    devices: int, experts: int, share: float
+@pytest.mark.parametrize(("devices", "experts"), [(8, 8), (64, 64)])
+@pytest.mark.parametrize(
+    ("source", "places"),
+    [
+        ("zoo:mixtral-8x7b,layers=2,experts=64,top=8,seq=128", 5.25),
+        ("zoo:deepseek-v3,layers=4,seq=128", 3.6),
+    ],
+)
+def test_a_row_is_sent_once_for_all_experts_of_a_node(
+    source: str, places: float, devices: int, experts: int
 ) -> None:
-    """Of eight choices spread evenly over eight nodes 5.25 nodes are reached: 8 (1 - (7/8)^8)."""
-    base = _facts("zoo:deepseek-v3,layers=4,seq=128")
+    """Of eight choices spread evenly over eight nodes, or devices of one, 5.25 are reached: 8 (1 -
+    (7/8)^8); of four that DeepSeek's router chose before, 4 (1 - (3/4)^8) = 3.6."""
+    base = _facts(source)
     topology = for_devices("h100-sxm", devices)
     mesh = pinned_mesh(topology, {"expert": experts})
-    pricer = SimpleNamespace(topology=topology, mesh=mesh)
-    assert isclose(nodes_reached(base, pricer, ("expert",)), share, rel_tol=2e-3)  # type: ignore[arg-type]
+    pricer = Pricer(topology, mesh, RUNTIME, load_recipe("bf16-mixed"))
+    i, _ = next(expert_nodes(base.graph))
+    assert isclose(reached(base, i, pricer, ("expert",)), places / 8, rel_tol=2e-3)
+
+
+def test_choices_of_groups_are_found_in_the_graph() -> None:
+    for source, groups in (("deepseek-v3,layers=4,seq=128", (8, 4)), ("mixtral-tiny", (1, 1))):
+        graph = _facts(f"zoo:{source}").graph
+        i, _ = next(expert_nodes(graph))
+        assert choice_groups(graph, i) == groups
+
+
+def test_only_rows_are_exchanged_and_by_kernels_made_for_it() -> None:
+    """Of an emitted program's exchanges: no numbers and shares of their own, no rows again in the
+    backward pass, each row once; at one latency."""
+    base, sharded = _facts("zoo:mixtral-8x7b,layers=2,seq=128"), {"expert": 8}
+    topology = for_devices("h100-sxm", 8)
+    pricer = Pricer(topology, pinned_mesh(topology, sharded), RUNTIME, load_recipe("bf16-mixed"))
+    i, _ = next(expert_nodes(base.graph))
+    split = Split.of({"expert-b": ("expert",)})
+    made = dispatch_of(base, i, split, pricer)
+    assert made is not None and made.kind == DISPATCH
+    once = 8 * (1 - (7 / 8) ** 2) / 2
+    assert isclose(made.share("all-to-all", made.rows_bytes, "forward"), once)
+    assert isclose(made.share("all-to-all", made.rows_bytes, "backward"), once * 2 / 3)
+    assert made.share("all-to-all", 64, "forward") == made.share("all-reduce", 1, "forward") == 0
+    latency, plain = (
+        pricer.collective_s(kind, ("expert",), 1) for kind in (DISPATCH, "all-to-all")
+    )
+    assert isclose(7 * latency, plain, rel_tol=1e-3)
+    other = replace(pricer, runtime=load_runtime("fsdp"))
+    sent = dispatch_of(base, i, split, other)
+    assert sent is not None and sent.share("all-reduce", 1, "forward") == 1
+
+
+def test_what_moves_of_rows_beside_products_takes_time() -> None:
+    """Rows and what is between products are read and written, and kernels wait for the host."""
+    kernels = load_kernels("fsdp")
+    rates = load_runtime("megatron").rates
+    need = KernelNeed(ROUTED_EXPERTS, "bfloat16", 1e12, 1e12, 1e6, 1e6, 0.0, 2.0, False)
+    rows = replace(need, rows=1e5, width=4096, inner=1024)
+    memory = memory_bytes_per_s(DEVICE, rates)
+    wide, hidden, wide_back, hidden_back = kernels.expert_rows
+    bare, with_rows = (kernel_times_s(n, DEVICE, kernels, rates) for n in (need, rows))
+    more = [b - a for a, b in zip(bare, with_rows, strict=True)]
+    moved = 2 * 1e5 / memory
+    waits = kernels.expert_waits_s
+    assert waits > 0
+    assert isclose(more[0], moved * (wide * 4096 + hidden * 1024) + waits)
+    assert isclose(more[1], moved * (wide_back * 4096 + hidden_back * 1024) + waits)
+
+
+def test_megatron_has_other_kernels_on_newer_devices() -> None:
+    """Those that its published runs there were priced with."""
+    assert RUNTIME.on("a100-80gb", False).kernels == load_kernels("fsdp")
+    assert RUNTIME.on("h100-sxm", False).kernels == load_kernels("nvidia")
+    assert RUNTIME.on("gb300-nvl72", True).kernels == load_kernels("nvidia-fp8")
+    topology = for_devices("h100-sxm", 8)
+    mesh = pinned_mesh(topology, {"data": 8})
+    assert Pricer(topology, mesh, RUNTIME, load_recipe("fp8")).runtime.kernels == load_kernels(
+        "nvidia-fp8"
+    )
 
 
 def _work(schedule: str) -> Work:

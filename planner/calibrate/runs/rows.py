@@ -21,6 +21,7 @@ from costmodels.precision import Recipe, load_recipe
 from costmodels.runtimes import SAVED_PRODUCTS, Runtime, load_kernels, load_runtime
 from planner.analysis.facts import GraphFacts
 from planner.calibrate.runs import gradient_sums, network, xla
+from planner.calibrate.runs.mixtures import mixture_of, routing_of
 from planner.calibrate.runs.nvidia import as_run, is_recipe, weights
 from planner.calibrate.runs.releases import as_compiled
 from planner.errors import PlanError
@@ -29,6 +30,8 @@ from planner.graph.ir import Graph
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import Mesh, Topology, for_devices
 from planner.ops import operator_of
+from planner.ops.expert_load import ROUTED_EXPERTS, expert_nodes
+from planner.ops.experts import EXPERT
 from planner.ops.loss import CROSS_ENTROPY
 from planner.pricing.frameworks.kernels import role
 from planner.sharding.rule import Limits, Split, legal
@@ -38,6 +41,9 @@ from planner.workload.model import Model, Workload
 Row = Mapping[str, Any]
 GATED = ("llama", "mistral", "maxtext", "qwen", "yi-", "gemma")
 RECOMPUTE = {"none": "none", "full": "block", "selective": "none"}
+GRAPHED = 0.3
+"""Of what kernels of a mixture wait for the host, the part that is left where layers are started
+from CUDA graphs."""
 REPLICA = "replica"
 """The mesh axis over which sharded parameters are repeated."""
 KERNEL_WORDS = {
@@ -110,9 +116,8 @@ def case_of(row: Row, hardware: str = "") -> Case:
     for key in ("layers", "hidden", "heads", "seq", "devices", "global_batch", "microbatch", "dp"):
         if not row.get(key):
             raise Left(f"no {key}")
-    for key, what in (("cp", "context parallelism"), ("ep", "experts")):
-        if int(row.get(key) or 1) > 1:
-            raise Left(what)
+    if int(row.get("cp") or 1) > 1:
+        raise Left("context parallelism")
     tp, pp, dp, micro, batch = (
         int(row[k] or 1) for k in ("tp", "pp", "dp", "microbatch", "global_batch")
     )
@@ -133,7 +138,14 @@ def case_of(row: Row, hardware: str = "") -> Case:
     copies = 1
     if zero == 3:
         copies = xla.copies(row, dp) or replicas(str(row.get("notes", "")), topology, dp)
-    degrees = (("stage", pp), (REPLICA, copies), ("data", dp // copies), ("model", tp))
+    experts = experts_axis(row, tp, dp)
+    degrees = (
+        ("stage", pp),
+        (REPLICA, copies),
+        ("data", dp // copies // experts),
+        ("expert", experts),
+        ("model", tp),
+    )
     try:
         mesh = pinned_mesh(topology, {name: n for name, n in degrees if n > 1} or {"data": 1})
     except PlanError as e:
@@ -166,8 +178,22 @@ def _leave_unpriced(row: Row) -> None:
     if any(word in model for word in ("gemma2", "gemma3")):
         raise Left("attention within a window")
     experts = ("mixtral", "moe", "a3b", "a22b", "deepseek", "oss", "kimi")
-    if any(word in model for word in experts) and not (xla.is_xla(row) and xla.mixture(row)):
+    known = xla.mixture(row) if xla.is_xla(row) else mixture_of(row) and is_recipe(row)
+    mixed = any(word in model for word in experts) or int(row.get("ep") or 1) > 1
+    if mixed and not known:
         raise Left("experts")
+
+
+def experts_axis(row: Row, tensor: int, replicas: int) -> int:
+    """The degree of the mesh axis over which experts are spread beside the tensor-parallel ranks,
+    which have experts of their own, too (Megatron's expert tensor parallelism of one). Raises
+    Left."""
+    degree = int(row.get("ep") or 1)
+    if degree == 1:
+        return 1
+    if degree % tensor or replicas % (degree // tensor):
+        raise Left("experts beside tensor parallelism")
+    return degree // tensor
 
 
 def recipe_of(row: Row) -> Recipe:
@@ -195,7 +221,13 @@ def kernels_of(row: Row, zero: int) -> str:
     if "nanotron" in source.lower():  # Triton's norms, an eager loss and eager gated units
         return "fsdp"
     return (
-        ("nvidia-fp8" if "fp8" in str(row.get("precision") or "").lower() else "nvidia")
+        (
+            "nvidia-grouped"
+            if mixture_of(row) and routing_of(row).graphs == "whole"
+            else "nvidia-fp8"
+            if "fp8" in str(row.get("precision") or "").lower()
+            else "nvidia"
+        )
         if zero < 3 or is_recipe(row)
         else "fsdp"
     )
@@ -265,11 +297,24 @@ def runtime_of(row: Row, zero: int) -> Runtime:
     profile = replace(
         profile,
         kernels=kernels,
+        generation_kernels={},
         interleave=int(row.get("vpp") or 1),
         balance="parameters" if "Hagemann" in str(row["source"]) else "",
         tensor_overlap=profile.tensor_overlap * ("Hagemann" not in str(row["source"])),
     )
-    return gradient_sums.as_run(row, as_run(row, zero, profile))
+    return gradient_sums.as_run(row, as_run(row, zero, as_routed(row, profile)))
+
+
+def as_routed(row: Row, profile: Runtime) -> Runtime:
+    """The profile with what the recipe of a mixture's row does (planner.calibrate.runs.mixtures).
+    In a step that is captured whole no kernel waits for the host."""
+    if mixture_of(row) is None:
+        return profile
+    assert profile.kernels is not None
+    routing = routing_of(row)
+    waits = {"layers": GRAPHED}.get(routing.graphs, 1.0)
+    kernels = replace(profile.kernels, expert_waits_s=profile.kernels.expert_waits_s * waits)
+    return replace(profile, kernels=kernels, rows_once=routing.flex)
 
 
 @lru_cache(maxsize=256)
@@ -325,6 +370,8 @@ def spec_of(row: Row) -> str:
     """The zoo's name for the model of a row."""
     if spec := xla.encoder_decoder(row) or xla.mixture(row):
         return spec
+    if mixture := mixture_of(row):
+        return f"{mixture.spec},seq={int(row['seq'])}"
     layers, hidden, heads, seq = (int(row[k]) for k in ("layers", "hidden", "heads", "seq"))
     vocab = int(row.get("vocab") or 51200)
     ffn = int(row.get("ffn") or 4 * hidden)
@@ -372,10 +419,10 @@ def model_flops(row: Row) -> float:
         int(row.get("ffn") or 4 * hidden),
         int(row.get("vocab") or 51200),
     )
-    spec, mixed = spec_of(row), bool(xla.mixture(row))
+    spec, mixed = spec_of(row), mixture_of(row)
     wide = re.search(r"head_dim=(\d+)", spec)
     width = int(wide[1]) if wide else hidden // heads
-    ffn = xla.active_width(row) if mixed else ffn
+    ffn = mixed.active if mixed else ffn
     products = (
         layers * hidden * (2 * width * (heads + kv) + (3 if wide or mixed else 2) * ffn)
         + vocab * hidden
@@ -397,7 +444,9 @@ def plan_of(case: Case) -> tuple[GraphFacts, Plan]:
         row["source"]
     )  # its loss takes whole rows of logits (kernels and memory of its runs say so)
     splits = splits_of(case.spec, case.graph_batch, case.mesh, sequence_parallel(row), whole_logits)
-    shape, data = case.mesh.shape, tuple(a for a, n in case.mesh.shape if a == "data" and n > 1)
+    shape = case.mesh.shape
+    data = tuple(a for a, n in shape if a in ("data", "expert") and n > 1)
+    mixed = not xla.is_xla(row) and mixture_of(row) is not None
     return base, Plan(
         mesh=shape,
         splits=splits,
@@ -407,6 +456,7 @@ def plan_of(case: Case) -> tuple[GraphFacts, Plan]:
         recompute=case.recompute[0],
         microbatches=case.microbatches,
         schedule="1f1b" if case.mesh.stages > 1 else "",
+        overlapped_microbatches=2 if mixed and routing_of(row).overlapped else 1,
     )
 
 
@@ -432,8 +482,9 @@ def megatron_splits(
     data = batch_only(
         base,
         tuple(inner.items()),
-        tuple(a for a in inner if a in (REPLICA, "data") and inner[a] > 1),
+        tuple(a for a in inner if a in (REPLICA, "data", "expert") and inner[a] > 1),
     )
+    data = data | experts_splits(base, inner)
     if inner.get("model", 1) == 1:
         return {node.id: data[base.shared[i]][0] for i, node in enumerate(graph.nodes)}
     at: dict[str, int] = {}  # tensor -> the dim cut over "model"
@@ -469,6 +520,25 @@ def megatron_splits(
     return out
 
 
+def experts_splits(base: GraphFacts, sizes: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
+    """Class -> split of routed experts: rows travel to them over "expert" and the ranks of
+    "model"."""
+    out: dict[int, tuple[Split, ...]] = {}
+    for i, _ in expert_nodes(base.graph):
+        rule, roles = base.rules[i], base.roles.get(base.shared[i], {})
+        rows = next(f for f in rule.factors if f == base.batch_factors[i])
+        positions = next((f for f, r in roles.items() if r == "sequence" and f in rule.sizes), "")
+        pairs = {f"{EXPERT}{rows}": tuple(a for a in ("expert",) if sizes.get(a, 1) > 1)}
+        if positions and sizes.get("model", 1) > 1:
+            pairs[f"{EXPERT}{positions}"] = ("model",)
+        pairs[rows] = tuple(a for a in (REPLICA, "data") if sizes.get(a, 1) > 1)
+        split = Split.of({factor: axes for factor, axes in pairs.items() if axes})
+        if not legal(rule, split, sizes, Limits()):
+            raise Left("experts do not divide")
+        out[base.shared[i]] = (split,)
+    return out
+
+
 def _factor(
     base: GraphFacts,
     graph: Graph,
@@ -491,6 +561,8 @@ def _factor(
         if sequence
         else ""
     )
+    if kind == ROUTED_EXPERTS:
+        return ""
     block = i in base.repeated
     cut = [(slot, at[n]) for slot, n in enumerate(node.inputs) if n in at]
     if kind == CROSS_ENTROPY and whole_logits:

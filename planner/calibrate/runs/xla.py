@@ -16,6 +16,7 @@ from typing import Any
 
 from costmodels.hardware.device import Device
 from costmodels.runtimes import Runtime
+from planner.calibrate.runs.mixtures import mixture_of
 from planner.calibrate.runs.releases import release_of
 from planner.execution.save_policies import BLOCK, PRESETS, saving
 
@@ -44,18 +45,6 @@ every one without a batch dimension."""
 RECOMPUTE = {"none": "none", "selective": _QKVO, "full": BLOCK}
 UNFUSED = re.compile(r"^XLA$|vanilla|^XLA \(|without flash", re.IGNORECASE)
 """Of a row's `attention`: plain products whose scores pass through memory."""
-MIXTURES = {
-    "mixtral-8x7b": ("zoo:mixtral-8x7b", 2 * 14336),
-    "mixtral-8x22b": ("zoo:mixtral-8x22b", 2 * 16384),
-    "deepseek-v3": ("zoo:deepseek-v3", 9 * 2048),
-    "qwen3-235b-a22b": (
-        "zoo:mixtral-8x7b,layers=94,hidden=4096,heads=64,kv_heads=4,head_dim=128,experts=128,"
-        "top=8,expert_ff=1536,ff=12288,vocab=151936",
-        8 * 1536,
-    ),
-}
-"""Part of a row's model -> the zoo's name for it, and the width of all experts that a token goes
-through; Qwen's sizes as its model card has them."""
 EIGHT_BIT = 2.0
 """Peak of eight-bit integer products over that of bf16, on TPUs from v5e on (Google Cloud TPU
 documentation)."""
@@ -147,12 +136,11 @@ def device_of(row: Row, device: Device) -> Device:
 def mixture(row: Row) -> str:
     """The zoo's name for a mixture of experts of a row, "" for others and for those that the zoo
     does not write as they are (windows and sinks of gpt-oss, Grug)."""
-    name = str(row["model"]).lower()
-    spec = next((spec for part, (spec, _) in MIXTURES.items() if part in name), "")
-    if not spec:
+    known = mixture_of(row)
+    if known is None or not known.exact:
         return ""
     dropping = ",form=capacity" if drops(row) else ""
-    return f"{spec},seq={int(row['seq'])}{dropping}"
+    return f"{known.spec},seq={int(row['seq'])}{dropping}"
 
 
 def drops(row: Row) -> bool:
@@ -168,12 +156,6 @@ def as_multiplied(row: Row, runtime: Runtime) -> Runtime:
     experts in MaxText (megablox, tokamax), where it drops nothing."""
     grouped = bool(mixture(row)) and not drops(row)
     return replace(runtime, grouped_experts=grouped)
-
-
-def active_width(row: Row) -> int:
-    """Width of all experts of a layer that a token of a mixture goes through."""
-    name = str(row["model"]).lower()
-    return next(width for part, (_, width) in MIXTURES.items() if part in name)
 
 
 def encoder_decoder(row: Row) -> str:

@@ -11,6 +11,8 @@ from costmodels.frameworks.kernels import KernelNeed, kernel_times_s
 from planner.analysis.facts import GraphFacts
 from planner.graph.ir import Graph
 from planner.ops import operator_of
+from planner.ops.expert_load import ROUTED_EXPERTS
+from planner.ops.experts import token_rows
 from planner.ops.loss import CROSS_ENTROPY
 from planner.pricing.pricer import Pricer
 from planner.pricing.split_arrays import SplitArrays, compute_type
@@ -55,6 +57,12 @@ def need_of(
     return next(_needs(base, i, [(share, ins, outs)], pricer))
 
 
+def together(base: GraphFacts, i: int) -> int:
+    """Products of the first operand of node i, which run as one."""
+    name = base.graph.nodes[i].inputs[0]
+    return sum(bool(base.rules[j].flops) for j, _ in base.graph.consumers.get(name, ()))
+
+
 def _busiest(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> float:
     """Work of the busiest device over the mean."""
     node = base.graph.nodes[i]
@@ -70,14 +78,15 @@ def _needs(
     graph, node = base.graph, base.graph.nodes[i]
     whole, kind, products = base.rules[i].flops, role(graph, i), 1
     trained = base.training and any(o in base.grad for o in node.outputs)
-    scores = keys = width = 0
-    if kind == "attention":
+    scores = keys = width = inner = rows = 0
+    if kind == ROUTED_EXPERTS:
+        width, inner = (base.rules[i].sizes[factor] for factor in "hf")
+        rows = token_rows(base.rules[i], base.rules[i].sizes)
+    elif kind == "attention":
         q, v = (graph.tensors[node.inputs[slot]].shape for slot in (0, 2))
         scores, keys, width = 2 * (q[3] + v[3]), v[2], q[3]
-    elif kind != CROSS_ENTROPY and whole:  # products of one operand run as one
-        products = sum(
-            bool(base.rules[j].flops) for j, _ in graph.consumers.get(node.inputs[0], ())
-        )
+    elif kind != CROSS_ENTROPY and whole:
+        products = together(base, i)
     logits = prod(graph.tensors[node.inputs[0]].shape) if kind == CROSS_ENTROPY else 0
     backward = base.backward.get(i, 1.0) if trained else 0.0
     dtype = compute_type(graph, i, pricer.recipe)
@@ -96,6 +105,8 @@ def _needs(
             causal=causal,
             keys=keys,
             width=width,
+            inner=inner,
+            rows=rows * share,
         )
 
 

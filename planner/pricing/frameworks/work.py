@@ -28,6 +28,7 @@ from planner.execution.layout_flow import Flow, cut_layout
 from planner.execution.loops import RepeatedBlock, pipelined_block
 from planner.ops import operator_of
 from planner.ops.expert_load import expert_nodes
+from planner.pricing.frameworks.dispatch import EXCHANGE, dispatch_of
 from planner.pricing.frameworks.kernels import need_of
 from planner.pricing.frameworks.selective import made_again
 from planner.pricing.frameworks.stages import StageAssignment, attentions_before, stage_sums
@@ -54,8 +55,9 @@ def work_of(
         kernels=_kernels(base, flow, stages, pricer),
         again=_kernels(base, flow, stages, pricer, again=True),
         schedule=flow.plan.schedule,
+        overlapped=flow.plan.overlapped_microbatches > 1,
         expert_axes=expert_axes(base, flow),
-        collectives=tuple(_exchanged(base, flow, pricer, _inside_stages(uses))),
+        collectives=tuple(_inside_stages(_dispatched(base, flow, pricer, uses))),
         times=_times(stages, micro if base.training else 1),
         handed=_handed(flow, runs, stages, pricer),
         neighbours=pricer.topology.group(pricer.mesh, (STAGE,)) if stages.pipeline else (),
@@ -83,29 +85,19 @@ def merged_uses(
     return tuple(replace(use, count=n) for use, n in counts.items())
 
 
-def _exchanged(
-    base: GraphFacts, flow: Flow, pricer: Pricer, sent: Iterable[CollectiveWork]
-) -> Iterator[CollectiveWork]:
-    """Exchanges of experts' rows as frameworks make them: rows that came are saved, and not sent
-    again for the backward pass, which emitted programs do beside two others; and where the runtime
-    says so a row crosses the network once for all experts of a node."""
-    axes = expert_axes(base, flow)
-    for use in sent:
-        share = 1.0
-        if use.kind == "all-to-all" and axes and set(use.axes) == set(axes):
-            share = 2 / 3 if use.phase == "backward" else 1.0
-            share *= nodes_reached(base, pricer, use.axes) if pricer.runtime.rows_once else 1.0
-        yield replace(use, payload_bytes=int(use.payload_bytes * share))
-
-
-def nodes_reached(base: GraphFacts, pricer: Pricer, axes: tuple[str, ...]) -> float:
-    """Nodes that a row goes to over the experts that it goes to, its choices spread evenly; 1 where
-    all devices are in one node."""
-    spans = [s.size for s in pricer.topology.group(pricer.mesh, axes) if s.size > 1]
-    nodes = prod(spans[1:])
-    i, _ = next(expert_nodes(base.graph))
-    top = base.graph.tensors[base.graph.nodes[i].inputs[1]].shape[-1]
-    return nodes * (1 - (1 - 1 / nodes) ** top) / top if nodes > 1 else 1.0
+def _dispatched(
+    base: GraphFacts, flow: Flow, pricer: Pricer, uses: Iterable[CollectiveUse]
+) -> Iterator[CollectiveUse]:
+    """Collectives with the exchanges of experts' rows as frameworks make them
+    (planner.pricing.frameworks.dispatch)."""
+    i, _ = next(expert_nodes(base.graph), (-1, 0))
+    made = dispatch_of(base, i, flow.split(i), pricer) if i >= 0 else None
+    for use in uses:
+        if made is None or not use.inside or set(use.axes) != set(made.axes):
+            yield use
+        elif share := made.share(use.kind, use.payload_bytes, use.phase):
+            kind = made.kind if use.kind == EXCHANGE else use.kind
+            yield replace(use, kind=kind, payload_bytes=int(use.payload_bytes * share))
 
 
 def expert_axes(base: GraphFacts, flow: Flow) -> tuple[str, ...]:

@@ -1,0 +1,118 @@
+"""Exchanges of routed experts' rows as frameworks make them.
+
+Emitted programs send a row as often as it has experts, beside it how many rows come and their
+shares, and for the backward pass a row again. Frameworks save the rows that came: of three
+exchanges of the backward pass two are left. Where the runtime says so (Runtime.rows_once), kernels
+made for it (DeepEP, HybridEP) send a row once to each device that has an expert of it, and over the
+network once to each node, write to all receivers at once, and numbers and shares travel with the
+rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from costmodels.collectives import DISPATCH
+from planner.analysis.facts import GraphFacts
+from planner.execution.collective import inner_collectives
+from planner.graph.ir import Graph
+from planner.ops.expert_load import ROUTED_EXPERTS
+from planner.pricing.pricer import Pricer
+from planner.sharding.layout import Axes
+from planner.sharding.rule import Split
+
+FAR = 40
+"""Nodes before a choice of experts that are looked at for one of groups."""
+EXCHANGE = "all-to-all"
+BACKWARD = 2 / 3
+"""Of the exchanges of an emitted program's backward pass those that frameworks make: not the one
+that sends rows again."""
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """kind: of collective. axes: over which rows travel to experts. rows_bytes: what one exchange
+    sends of rows; 0 where their numbers and shares are sent beside them. reached: devices, or
+    nodes, that a row goes to, over the experts that it goes to."""
+
+    kind: str
+    axes: Axes
+    rows_bytes: int
+    reached: float
+
+    def share(self, kind: str, payload_bytes: float, phase: str) -> float:
+        """Of a collective inside the experts' kernel of an emitted program the part of its payload
+        that a framework sends; 0 where it has no such collective."""
+        if kind != EXCHANGE or payload_bytes < self.rows_bytes:
+            return float(not self.rows_bytes)
+        return self.reached * (BACKWARD if phase == "backward" else 1.0)
+
+
+def dispatch_of(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> Dispatch | None:
+    """How the rows of node i travel; None where none do."""
+    node, rule = base.graph.nodes[i], base.rules[i]
+    if node.op != ROUTED_EXPERTS:
+        return None
+    inner = inner_collectives(
+        node, rule, split, base.grad, pricer.sizes, pricer.itemsize("float32")
+    )
+    sent = [(each.axes, each.payload_bytes) for each in inner if each.of.kind == EXCHANGE]
+    if not sent:
+        return None
+    axes, rows_bytes = max(sent, key=lambda each: each[1])
+    if not pricer.runtime.rows_once:
+        return Dispatch(EXCHANGE, axes, 0, 1.0)
+    return Dispatch(DISPATCH, axes, rows_bytes, reached(base, i, pricer, axes))
+
+
+def reached(base: GraphFacts, i: int, pricer: Pricer, axes: Axes) -> float:
+    """Nodes that a row of node i goes to, of devices in one node the devices, over the experts that
+    it goes to, its choices spread evenly: n (1 - (1 - 1/n)^k) / k, n those that hold experts which
+    the router chooses among."""
+    spans = [s.size for s in pricer.topology.group(pricer.mesh, axes) if s.size > 1]
+    n = float(prod(spans[1:]) if len(spans) > 1 else prod(spans))
+    top = base.graph.tensors[base.graph.nodes[i].inputs[1]].shape[-1]
+    groups, chosen = choice_groups(base.graph, i)
+    n = n * chosen / groups if n >= groups else spread(n, chosen)
+    return spread(n, top) / top
+
+
+def spread(places: float, choices: int) -> float:
+    """Different places that independent choices come to on average."""
+    return places * (1 - (1 - 1 / places) ** choices) if places > 1 else 1.0
+
+
+def choice_groups(graph: Graph, i: int) -> tuple[int, int]:
+    """Equal groups of neighbouring experts, and of how many of them a router takes a token's, where
+    it chooses groups first (DeepSeek-AI 2024, DeepSeek-V3, node-limited routing); (1, 1) for
+    others. Of the choices that lead to node i's, that of groups has no weights and fewer than
+    experts to choose among."""
+    key = "choice groups", i
+    if key not in graph.memo:
+        graph.memo[key] = _choice_groups(graph, i)
+    found: tuple[int, int] = graph.memo[key]
+    return found
+
+
+def _choice_groups(graph: Graph, i: int) -> tuple[int, int]:
+    experts = graph.tensors[graph.nodes[i].inputs[4]].shape[0]
+    waiting, seen = [graph.nodes[i].inputs[1]], set[int]()
+    while waiting:
+        name = waiting.pop()
+        if (j := graph.producer.get(name)) is None or j in seen or len(seen) > FAR:
+            continue
+        seen.add(j)
+        node = graph.nodes[j]
+        if node.op == "TopK":
+            among = graph.tensors[node.inputs[0]].shape[int(str(node.attrs.get("axis", -1)))]
+            k = int(str(node.attrs.get("k", 0)))
+            if (
+                1 <= k < among < experts
+                and experts % among == 0
+                and len(graph.tensors[node.inputs[0]].shape)
+                == len(graph.tensors[graph.nodes[i].inputs[1]].shape)
+            ):
+                return among, k
+        waiting += [n for n in node.inputs if n and n not in graph.weights]
+    return 1, 1
