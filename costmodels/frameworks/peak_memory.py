@@ -38,7 +38,7 @@ class FrameworkMemory:
     gathers what devices have pieces of, else 0. entering: bytes that enter a block. layers_before:
     layers that come before the blocks, on the first stage. again: of `results` what recompute with
     saved collectives makes again (planner.pricing.frameworks.kernels.made_again). schedule: of
-    pipeline stages.
+    pipeline stages. overlapped: another microbatch runs beside exchanges of experts' rows.
     """
 
     stage_blocks: tuple[int, ...]
@@ -57,6 +57,7 @@ class FrameworkMemory:
     layers_before: int = 0
     again: Mapping[tuple[str, str], float] = field(default_factory=dict)
     schedule: str = ""
+    overlapped: bool = False
 
 
 def in_flight(stage: int, stages: int, microbatches: int, virtual: int) -> float:
@@ -67,6 +68,14 @@ def in_flight(stage: int, stages: int, microbatches: int, virtual: int) -> float
         return min(microbatches, stages - stage)
     started = 2 * (stages - 1 - stage) + (virtual - 1) * stages + 1
     return min(microbatches * virtual, started) / virtual
+
+
+def beside_more(blocks: int, stages: int, virtual: int) -> float:
+    """Microbatches, counted by all blocks of a stage, that are in flight beside those of the
+    schedule where the forward pass of one runs beside the backward pass of another: a pass of a
+    virtual stage more before the first comes back (NVIDIA/Megatron-LM, pipeline_parallel/
+    schedules.py), without stages a block."""
+    return 1 / virtual if stages > 1 else 1 / max(1, blocks)
 
 
 def peak(memory: FrameworkMemory, runtime: Runtime) -> Breakdown:
@@ -142,6 +151,8 @@ def _stage(
     held = (s, last - s) if memory.schedule == DUALPIPE else (s,)
     flight = in_flight(s, stages, memory.microbatches, runtime.interleave)
     flight = flight if len(held) == 1 else min(memory.microbatches, stages + 1) / len(held)
+    if memory.overlapped:
+        flight += beside_more(memory.stage_blocks[s], stages, runtime.interleave)
     waiting = [_waiting(memory, k, saved, kernels) for k in held]
     activations = flight * sum(size for size, _ in waiting)
     again = max(size for _, size in waiting)

@@ -38,6 +38,7 @@ class StepTechniques:
     stage_widths: places along the axis "stage" that each uneven stage takes, () for one each.
     overlapped_microbatches: microbatches that run at the same time, a divisor of `microbatches`.
     islands: how many of the microbatches each place along the axis "island" runs, () without.
+    exchanges: whether kernels wait for experts' rows, or other microbatches' run beside them.
     """
 
     zero_stage: int = 0
@@ -51,6 +52,7 @@ class StepTechniques:
     bucket_bytes: int = 0
     overlapped_microbatches: int = 1
     islands: tuple[int, ...] = ()
+    exchanges: str = "waiting"
 
 
 @dataclass(frozen=True)

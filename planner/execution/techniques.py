@@ -87,6 +87,9 @@ _OFFLOAD_TYPE = (
     ]
     | list[Literal["optimizer", "activations", "parameters", "embeddings"]]
 )
+WAITING, BESIDE = "waiting", "beside"
+"""How exchanges of experts' rows run: kernels wait for them, or those of another microbatch run
+beside them."""
 COPIES = (1, 2)
 """Microbatches that may run at the same time."""
 AUTO = "auto"
@@ -94,8 +97,10 @@ AUTO = "auto"
 TENSOR = ("any", "megatron", "megatron-sp")
 
 INFERENCE, FRAMEWORK, PARTITIONER, NO_GPU = "inference", "framework", "partitioner", "no GPU"
+ALL_WAIT = "all wait"
 """Requests that may refuse a technique: inference, runtimes that are priced as a framework runs,
-programs whose collectives the compiler's partitioner places, and devices other than GPUs."""
+programs whose collectives the compiler's partitioner places, devices other than GPUs, and runtimes
+whose kernels wait for exchanges of experts' rows."""
 _NO_BACKWARD = "inference has no backward pass, and takes its batch at once"
 _AS_FRAMEWORK = "--runtime {runtime} is priced as that framework runs"
 _STAGES = "pipeline stages are"
@@ -347,6 +352,22 @@ def _microbatches_at_a_time(values: Values, sizes: Sizes) -> Contradiction | Non
     )
 
 
+def _beside_what(values: Values, sizes: Sizes) -> Contradiction | None:
+    if values.get("exchanges", WAITING) == WAITING:
+        return None
+    if values.get("recompute") == "block":
+        other, instead = "recompute = block", "recompute=none or block-keep"
+    elif _staged(sizes) and values.get("virtual") == 1 and values.get("schedule") != DUALPIPE:
+        other, instead = "stages without virtual ones", "vpp=2 or more"
+    else:
+        return None
+    return Contradiction(
+        f"exchanges = {BESIDE} and {other} contradict each other: forward and backward passes of"
+        " two microbatches run side by side",
+        instead,
+    )
+
+
 def _what_is_offloaded(values: Values, sizes: Sizes) -> Contradiction | None:
     offload = values.get("offload", ())
     in_loops, weights = (_joined([w for w in offload if w in of]) for of in (IN_LOOPS, WEIGHTS))
@@ -519,6 +540,24 @@ TECHNIQUES = (
         },
         contradicted=_microbatches_at_a_time,
         words=lambda copies: f"{copies} overlapped",
+    ),
+    Technique(
+        name="exchanges",
+        effect="Experts' rows of one microbatch are sent beside kernels of another, which that"
+        " slows: less exposed communication, and a microbatch more in flight.",
+        neutral=WAITING,
+        choices=(WAITING, BESIDE),
+        pin_type=Literal["waiting", "beside"],
+        field="exchanges",
+        key="exchanges",
+        file_type=str,
+        optional=True,
+        refused={
+            INFERENCE: "inference has no other microbatch",
+            ALL_WAIT: "programs of --runtime {runtime} wait for experts' rows",
+        },
+        contradicted=_beside_what,
+        words=lambda how: "experts' rows sent beside other kernels",
     ),
     Technique(
         name="zero_group",

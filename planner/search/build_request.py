@@ -14,6 +14,7 @@ from planner.cache.folder import Cache
 from planner.errors import PlanError
 from planner.execution.save_policies import offloaded_values
 from planner.execution.techniques import (
+    ALL_WAIT,
     BY_NAME,
     FRAMEWORK,
     INFERENCE,
@@ -220,6 +221,7 @@ def refuse_pins(pins: Any, device: Any, workload: str, runtime: str) -> None:
         NO_GPU: device.kind != "gpu",
         INFERENCE: workload != "train",
         FRAMEWORK: load_runtime(runtime).kernels is not None,
+        ALL_WAIT: not load_runtime(runtime).exchange_slows,
     }
     for t in TECHNIQUES:
         value = t.among(pins.techniques)

@@ -65,6 +65,7 @@ def kept(found: SearchResult) -> dict[str, Any] | None:
             "techniques": asdict(c.techniques),
             "offload": c.plan.offload,
             "copies": c.plan.overlapped_microbatches,
+            "exchanges": c.plan.exchanges,
             "objective_s": c.objective_s,
             "bound_s": c.bound_s,
             "status": c.status,
@@ -222,6 +223,7 @@ def _candidate(search: Solving, row: Mapping[str, Any], palette: tuple[Split, ..
         base.runs,
         offload=tuple(map(_text, row["offload"])),
         overlapped_microbatches=row["copies"],
+        exchanges=_text(row["exchanges"]),
     )
     pricer = Pricer(
         request.topology, mesh, request.runtime, request.recipe, offload=request.offload

@@ -15,8 +15,10 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.execution.plan import Plan
+from planner.execution.techniques import BESIDE, WAITING
 from planner.machine.topology import Mesh
 from planner.pricing.cost import Cost
+from planner.pricing.frameworks.dispatch import beside
 from planner.search.bucketing import price_with_buckets
 from planner.search.keys import model_key, reading_key
 from planner.search.request import Candidate, Progress, Request
@@ -267,6 +269,11 @@ class Solving(Workspace):
             offload=self.offered.sent(space.base, mesh, techniques.recompute),
             overlapped_microbatches=copies,
         )
+        pinned = self.request.pins.techniques.get("exchanges")
+        if pinned != WAITING and beside(space.base, plan, self.request.runtime):
+            plan = replace(plan, exchanges=BESIDE)
+        elif pinned == BESIDE:
+            return None
         try:
             plan = with_cuts(
                 space.base,

@@ -145,7 +145,7 @@ def test_a_mixture_under_megatron_is_priced_with_its_recipe() -> None:
     i, experts = next(expert_nodes(base.graph))
     split = plan.splits[base.graph.nodes[i].id]
     assert experts == 128 and split.axes("expert-b") == ("expert",)
-    assert plan.overlapped_microbatches == 1
+    assert plan.exchanges == "waiting"
     priced = prepare(case).step_s()
     captured = prepare(case_of(BRIDGE | {"notes": "release '26.06 NeMo Container'"})).step_s()
     assert captured < 0.8 * priced

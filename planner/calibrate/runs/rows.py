@@ -26,6 +26,7 @@ from planner.calibrate.runs.nvidia import as_run, is_recipe, weights
 from planner.calibrate.runs.releases import as_compiled
 from planner.errors import PlanError
 from planner.execution.plan import Plan
+from planner.execution.techniques import BESIDE, WAITING
 from planner.graph.ir import Graph
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import Mesh, Topology, for_devices
@@ -456,7 +457,7 @@ def plan_of(case: Case) -> tuple[GraphFacts, Plan]:
         recompute=case.recompute[0],
         microbatches=case.microbatches,
         schedule="1f1b" if case.mesh.stages > 1 else "",
-        overlapped_microbatches=2 if mixed and routing_of(row).overlapped else 1,
+        exchanges=BESIDE if mixed and routing_of(row).overlapped else WAITING,
     )
 
 

@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from math import prod
 
 from costmodels.collectives import DISPATCH
+from costmodels.runtimes import Runtime
 from planner.analysis.facts import GraphFacts
 from planner.execution.collective import inner_collectives
+from planner.execution.plan import Plan
+from planner.execution.save_policies import BLOCK
 from planner.graph.ir import Graph
-from planner.ops.expert_load import ROUTED_EXPERTS
+from planner.ops.expert_load import ROUTED_EXPERTS, expert_nodes
+from planner.ops.experts import exchanges
 from planner.pricing.pricer import Pricer
 from planner.sharding.layout import Axes
 from planner.sharding.rule import Split
@@ -64,6 +68,16 @@ def dispatch_of(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> Dispa
     if not pricer.runtime.rows_once:
         return Dispatch(EXCHANGE, axes, 0, 1.0)
     return Dispatch(DISPATCH, axes, rows_bytes, reached(base, i, pricer, axes))
+
+
+def beside(base: GraphFacts, plan: Plan, runtime: Runtime) -> bool:
+    """Whether a framework can run other microbatches' kernels beside a plan's exchanges, as
+    Megatron's overlap_moe_expert_parallel_comm does: not where whole blocks are recomputed, and of
+    pipeline stages those that interleave. DualPipe does in any case."""
+    i, _ = next(expert_nodes(base.graph), (-1, 0))
+    sent = i >= 0 and exchanges(base.rules[i], plan.splits[base.graph.nodes[i].id])
+    passes = plan.stages == 1 or plan.virtual_stages > 1
+    return bool(sent and passes and runtime.exchange_slows and plan.recompute != BLOCK)
 
 
 def reached(base: GraphFacts, i: int, pricer: Pricer, axes: Axes) -> float:

@@ -13,6 +13,7 @@ from costmodels.frameworks.peak_memory import FrameworkMemory, stays
 from costmodels.frameworks.step_time import AFTER, BLOCKS
 from planner.analysis.facts import GraphFacts
 from planner.execution.layout_flow import Flow, cut_layout, stored_layout
+from planner.execution.techniques import BESIDE
 from planner.ops import operator_of
 from planner.ops.expert_load import ROUTED_EXPERTS
 from planner.ops.experts import mean_rows
@@ -74,6 +75,7 @@ def memory_of(
         results=activations.results,
         again=activations.again,
         schedule=flow.plan.schedule,
+        overlapped=flow.plan.exchanges == BESIDE,
         norms_gathered=activations.norms_gathered,
         scores=activations.scores,
         logits=activations.logits,

@@ -26,6 +26,7 @@ from planner.execution import collectives
 from planner.execution.collective import CollectiveUse
 from planner.execution.layout_flow import Flow, cut_layout
 from planner.execution.loops import RepeatedBlock, pipelined_block
+from planner.execution.techniques import BESIDE
 from planner.ops import operator_of
 from planner.ops.expert_load import expert_nodes
 from planner.pricing.frameworks.dispatch import EXCHANGE, dispatch_of
@@ -55,7 +56,7 @@ def work_of(
         kernels=_kernels(base, flow, stages, pricer),
         again=_kernels(base, flow, stages, pricer, again=True),
         schedule=flow.plan.schedule,
-        overlapped=flow.plan.overlapped_microbatches > 1,
+        overlapped=flow.plan.exchanges == BESIDE,
         expert_axes=expert_axes(base, flow),
         collectives=tuple(_inside_stages(_dispatched(base, flow, pricer, uses))),
         times=_times(stages, micro if base.training else 1),
