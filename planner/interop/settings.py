@@ -21,7 +21,7 @@ from planner.analysis.axis_roles import REPLICATED, role_named
 from planner.errors import PlanError
 from planner.execution.pipeline import laid_out_blocks
 from planner.execution.save_policies import is_named
-from planner.execution.techniques import BLOCK_KEEP, BY_NAME, STRUCTURAL
+from planner.execution.techniques import BLOCK_KEEP, BY_NAME, STRUCTURAL, WAITING
 from planner.graph.ir import Graph
 from planner.machine.topology import Topology
 from planner.ops import operator_of
@@ -45,7 +45,8 @@ class Settings:
     single modules, pattern and style (planner.interop.launchers.hf); none: as it costs least.
     offload: what waits in the host's memory, of "activations". precision: the recipe that training
     computes in (costmodels.precision), "" where nothing is said of it. zero_group: neighbouring
-    devices of a stage that share one copy of what the ZeRO stage cuts, 0 for all of them."""
+    devices of a stage that share one copy of what the ZeRO stage cuts, 0 for all of them. exchanges: whether kernels
+    wait for experts' rows (planner.execution.techniques)."""
 
     batch: int
     stage: int = 1
@@ -64,6 +65,7 @@ class Settings:
     offload: tuple[str, ...] = ()
     precision: str = ""
     zero_group: int = 0
+    exchanges: str = WAITING
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -110,6 +112,7 @@ class Settings:
         }
         if self.offload:
             techniques["offload"] = self.offload
+        techniques["exchanges"] = self.exchanges
         if self.zero_group:
             techniques["zero_group"] = self.zero_group
         if self.tensor > 1:
@@ -166,11 +169,16 @@ class Rounds:
             self.now = new
             self.steps.append((new, reason))
 
-    def usual(self, launcher: str, *, by_name: bool = False, selective: bool = False) -> None:
+    def usual(
+        self, launcher: str, *, by_name: bool = False, selective: bool = False, beside: bool = False
+    ) -> None:
         """What no launcher expresses: padded rows, recompute with saved collectives, sharding of
         the state of an optimizer that has one replica. by_name: it saves values by name; selective:
-        it has a recompute that is priced as that one."""
+        it has a recompute that is priced as that one; beside: it can send experts' rows beside
+        other kernels."""
         self.microbatches(launcher, 1)
+        if not beside:
+            self.to("kernels wait for experts' rows", exchanges=WAITING)
         if not by_name:
             self.to("what enters blocks stays on the devices", offload=())
         if self.now.recompute == BLOCK_KEEP and not (selective and self.framework):
@@ -265,6 +273,7 @@ def settings_of(strategy: Strategy) -> Rounds:
             length=row_length(graph) if graph is not None else 0,
             precision=precision if strategy.workload["kind"] == "train" else "",
             zero_group=max(0, group),
+            exchanges=chosen.exchanges,
         ),
         framework=as_framework(str(strategy.workload.get("runtime"))),
     )

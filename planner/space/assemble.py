@@ -272,13 +272,13 @@ def seconds_of(
 
 def hidden_exchanges(space: Space, techniques: Techniques, uncut: bool = False) -> float:
     """Of exchanges of experts' rows the part that kernels of other microbatches hide
-    (planner.pricing.frameworks.dispatch). uncut: in bounds, which hold whatever is recomputed and
-    however stages interleave."""
+    (planner.pricing.frameworks.dispatch). uncut: in bounds, which hold however stages
+    interleave."""
     pricer, hidden = space.pricer, 1 - space.pricer.runtime.exchange_slows
     if not pricer.runtime.exchange_slows or pricer.exchanges_wait:
         return hidden * (techniques.schedule == DUALPIPE and bool(pricer.runtime.exchange_slows))
-    passes = pricer.mesh.stages == 1 or techniques.virtual_stages > 1
-    return hidden * (uncut or (passes and techniques.recompute != "block"))
+    passes = uncut or pricer.mesh.stages == 1 or techniques.virtual_stages > 1
+    return hidden * (passes and techniques.recompute != "block")
 
 
 def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:

@@ -17,6 +17,8 @@ underscores in `--yaml-cfg` files, and Megatron-Bridge's recipes, whose attribut
         stage; num_layers_per_virtual_pipeline_stage: so many layers each
     pipeline_model_parallel_layout                                                     layers of
         each chunk, where they are not as many
+    overlap_moe_expert_parallel_comm                                                   experts' rows
+        are sent beside kernels of another microbatch
     bf16, fp16, fp8_format with fp8_recipe, grad_reduce_in_bf16; of Megatron-Bridge     precision
         mixed_precision, grad_reduce_in_fp32
 
@@ -33,7 +35,7 @@ from shlex import quote
 
 from planner.errors import PlanError
 from planner.execution.pipeline import laid_out_blocks
-from planner.execution.techniques import BLOCK_KEEP, INTERLEAVED, ZB_H1
+from planner.execution.techniques import BESIDE, BLOCK_KEEP, INTERLEAVED, WAITING, ZB_H1
 from planner.interop import precisions
 from planner.interop.keys import Keys
 from planner.interop.model_sizes import (
@@ -61,6 +63,7 @@ SIZES = {
     EXPERTS: ("num_experts", "num_moe_experts"),
 }
 LAYOUT = "pipeline_model_parallel_layout"
+OVERLAP = "overlap_moe_expert_parallel_comm"
 LEFT_OUT = {
     "optimizer_cpu_offload": "the state is priced on the devices",
     "decoder_first_pipeline_num_layers": "stages are priced alike",
@@ -90,7 +93,7 @@ CORE, WHOLE = "core_attn", "moe"
 def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     """Rounds settings to what Megatron can express; returns what it cannot and what has no
     price."""
-    rounds.usual("Megatron", selective=bool(facts.modules))
+    rounds.usual("Megatron", selective=bool(facts.modules), beside=True)
     if rounds.now.schedule in ("gpipe", ZB_H1):
         rounds.to("its schedule is 1F1B", schedule="1f1b")
     stages = rounds.now.stage
@@ -129,6 +132,8 @@ def _keys_of(s: Settings, facts: Facts) -> dict[str, dict[str, object]]:
         "recompute_granularity": {"block": "full", BLOCK_KEEP: "selective"}.get(s.recompute),
     }
     model |= precisions.words(NAME, s.precision)
+    if s.exchanges == BESIDE:
+        model |= {OVERLAP: True}
     if layout:
         model |= {LAYOUT: layout}
     elif uneven:
@@ -233,6 +238,8 @@ def write_recipe(s: Settings, facts: Facts) -> str:
         keys["ddp"]["grad_reduce_in_fp32"] = not narrow
     keys |= {"optimizer": {name: keys["ddp"][name]}}
     keys |= {"dataset": {"seq_length": s.length}} if s.length else {}
+    if keys["model"].pop(OVERLAP, False):
+        keys |= {"comm_overlap": {OVERLAP: True}}
     lines = [
         f"    cfg.{section}.{key} = {value!r}"
         for section, pairs in keys.items()
@@ -329,6 +336,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             positions=keys.flag(False, "sequence_parallel") and tp > 1,
             length=keys.whole(0, "seq_length"),
             virtual_stages=virtual,
+            exchanges=_exchanges(keys, ep, notes),
             precision=precisions.read(NAME, keys, notes),
         ),
         notes,
@@ -437,6 +445,17 @@ def _zero_stage(keys: Keys, stages: int, notes: list[str]) -> int:
         notes.append("ZeRO-3 with stages is priced as ZeRO-2")
         return 2
     return zero
+
+
+def _exchanges(keys: Keys, experts: int, notes: list[str]) -> str:
+    """Whether experts' rows are sent beside other kernels; Megatron does so where several ranks
+    have experts."""
+    if not keys.flag(False, OVERLAP):
+        return WAITING
+    if experts == 1:
+        notes.append(f"{OVERLAP} says nothing where every rank has all experts")
+        return WAITING
+    return BESIDE
 
 
 def _recompute(keys: Keys, notes: list[str]) -> str:
