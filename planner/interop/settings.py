@@ -45,8 +45,8 @@ class Settings:
     single modules, pattern and style (planner.interop.launchers.hf); none: as it costs least.
     offload: what waits in the host's memory, of "activations". precision: the recipe that training
     computes in (costmodels.precision), "" where nothing is said of it. zero_group: neighbouring
-    devices of a stage that share one copy of what the ZeRO stage cuts, 0 for all of them. exchanges: whether kernels
-    wait for experts' rows (planner.execution.techniques)."""
+    devices of a stage that share one copy of what the ZeRO stage cuts, 0 for all of them.
+    exchanges: whether kernels wait for experts' rows (planner.execution.techniques)."""
 
     batch: int
     stage: int = 1

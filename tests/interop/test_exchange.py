@@ -66,6 +66,7 @@ def plans(draw: st.DrawFn) -> tuple[Settings, int]:
         model > 1 and draw(st.booleans()),
         draw(st.sampled_from((0, 128))),
         draw(st.integers(2, 4)) if schedule == "interleaved" else 1,
+        exchanges=draw(st.sampled_from(("waiting", "beside"))),
     )
     return s, stage * draw(st.integers(1, 3))
 
@@ -576,6 +577,17 @@ def test_degrees_within_and_between_domains() -> None:
                 " selective\nrecompute_modules: [layernorm, gdn_norm_out]\n"
             ),
             "priced as with moe_act",
+        ),
+        *(
+            (megatron, f"micro_batch_size: 2\noverlap_moe_expert_parallel_comm: true\n{more}", why)
+            for more, why in (
+                ("", "every rank has all experts"),
+                ("expert_model_parallel_size: 4\nrecompute_granularity: full\n", "recomputed"),
+                (
+                    "expert_model_parallel_size: 4\npipeline_model_parallel_size: 2\n",
+                    "do not interleave",
+                ),
+            )
         ),
         (
             maxtext,

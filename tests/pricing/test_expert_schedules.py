@@ -10,7 +10,13 @@ import pytest
 import planner
 from costmodels.collectives import DISPATCH
 from costmodels.frameworks.kernels import KernelNeed, kernel_times_s, memory_bytes_per_s
-from costmodels.frameworks.peak_memory import FrameworkMemory, peak, remade_bytes, saved_bytes
+from costmodels.frameworks.peak_memory import (
+    FrameworkMemory,
+    beside_more,
+    peak,
+    remade_bytes,
+    saved_bytes,
+)
 from costmodels.frameworks.step_time import (
     AFTER,
     BEFORE,
@@ -299,3 +305,48 @@ def test_dualpipe_asks_for_a_framework() -> None:
         planner.plan(
             "zoo:gpt-tiny,layers=8", devices=8, batch=64, pins="pp=4,dp=2,schedule=dualpipe"
         )
+
+
+def test_exchanges_beside_other_kernels_cost_what_these_are_slowed_by() -> None:
+    """What DualPipe hides, at the bubble and in the order of 1F1B; one pass of a virtual stage more
+    is in flight."""
+
+    def sent_s(kind: str, axes: tuple[str, ...], size: float, *, bucketed: bool = False) -> float:
+        return 0.002
+
+    work = _work("interleaved")
+    waiting, beside = (
+        step_time(w, DEVICE, RUNTIME, RUNTIME.rates, sent_s)
+        for w in (work, replace(work, overlapped=True))
+    )
+    hidden = 2 * 2 * 0.002 * (1 - RUNTIME.exchange_slows)
+    assert isclose(beside.hidden, 8 * hidden) and waiting.hidden == 0
+    assert isclose(waiting.total - beside.total, (8 + 3) * hidden)
+    assert isclose(beside_more(4, 4, 2), 1 / 2) and isclose(beside_more(4, 1, 1), 1 / 4)
+
+
+def test_megatron_is_planned_with_exchanges_beside_other_kernels() -> None:
+    """Unless it is pinned that they wait, or where blocks are recomputed whole; nobody else has
+    it."""
+
+    def planned(*more: str, **options: str) -> Strategy:
+        return planner.plan(
+            "zoo:mixtral-8x7b,layers=4,seq=1024",
+            devices=8,
+            hardware="h100-sxm",
+            batch=64,
+            baselines=False,
+            remedies=False,
+            pins=",".join(("ep=8", "zero=1", "micro=4", *more)),
+            **{"runtime": "megatron", **options},
+        )
+
+    beside, waiting = planned(), planned("exchanges=waiting")
+    assert beside.techniques["exchanges"] == "beside" and "exchanges" not in waiting.techniques
+    assert beside.cost.step_time_s < waiting.cost.step_time_s
+    assert beside.cost.memory_per_device_bytes >= waiting.cost.memory_per_device_bytes
+    assert "exchanges" not in planned("recompute=block").techniques
+    with pytest.raises(PlanError, match="contradict each other"):
+        planned("exchanges=beside", "recompute=block")
+    with pytest.raises(PlanError, match="wait for experts' rows"):
+        planned("exchanges=beside", runtime="fsdp")

@@ -41,7 +41,7 @@ from planner.execution.save_policies import (
     saved_names,
     saving,
 )
-from planner.execution.techniques import MAX_ZERO_STAGE
+from planner.execution.techniques import MAX_ZERO_STAGE, WAITING
 from planner.interop import precisions
 from planner.interop.keys import Keys
 from planner.interop.model_sizes import (
@@ -346,6 +346,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             length=keys.whole(0, "max_target_length"),
             precision=precisions.read(NAME, keys, notes),
             styles=(),
+            exchanges=WAITING,
         ),
         notes,
     )

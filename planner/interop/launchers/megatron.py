@@ -30,6 +30,7 @@ of NVIDIA-NeMo/Megatron-Bridge (067f987df, August 2026).
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import groupby
 from shlex import quote
 
@@ -96,6 +97,8 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     rounds.usual("Megatron", selective=bool(facts.modules), beside=True)
     if rounds.now.schedule in ("gpipe", ZB_H1):
         rounds.to("its schedule is 1F1B", schedule="1f1b")
+    if rounds.now.exchanges == BESIDE and (why := _refused(rounds.now)):
+        rounds.to(f"kernels wait for experts' rows where {why}", exchanges=WAITING)
     stages = rounds.now.stage
     if facts.layers and stages > 1 and not facts.chunks(stages, rounds.now.virtual_stages):
         return [f"{facts.layers} blocks on {stages} stages: some have none"]
@@ -320,27 +323,24 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         notes.append(f"expert_tensor_parallel_size {experts} is priced as {tp}, as of the rest")
     zero = _zero_stage(keys, pp, notes)
     copies = keys.whole(1, "num_distributed_optimizer_instances") if zero else 1
-    return (
-        Settings(
-            batch=batch,
-            stage=pp,
-            data=replicas // ep,
-            expert=ep,
-            sequence=cp,
-            tensor=tp,
-            microbatches=microbatches,
-            zero_stage=zero,
-            zero_group=sharing(copies, replicas // ep, devices // pp, domain, notes),
-            recompute=_recompute(keys, notes),
-            schedule=INTERLEAVED if virtual > 1 else "1f1b" if pp > 1 else "",
-            positions=keys.flag(False, "sequence_parallel") and tp > 1,
-            length=keys.whole(0, "seq_length"),
-            virtual_stages=virtual,
-            exchanges=_exchanges(keys, ep, notes),
-            precision=precisions.read(NAME, keys, notes),
-        ),
-        notes,
+    said = Settings(
+        batch=batch,
+        stage=pp,
+        data=replicas // ep,
+        expert=ep,
+        sequence=cp,
+        tensor=tp,
+        microbatches=microbatches,
+        zero_stage=zero,
+        zero_group=sharing(copies, replicas // ep, devices // pp, domain, notes),
+        recompute=_recompute(keys, notes),
+        schedule=INTERLEAVED if virtual > 1 else "1f1b" if pp > 1 else "",
+        positions=keys.flag(False, "sequence_parallel") and tp > 1,
+        length=keys.whole(0, "seq_length"),
+        virtual_stages=virtual,
+        precision=precisions.read(NAME, keys, notes),
     )
+    return replace(said, exchanges=_exchanges(said, keys, notes)), notes
 
 
 def _left_out(keys: Keys, stages: int) -> list[str]:
@@ -447,15 +447,23 @@ def _zero_stage(keys: Keys, stages: int, notes: list[str]) -> int:
     return zero
 
 
-def _exchanges(keys: Keys, experts: int, notes: list[str]) -> str:
-    """Whether experts' rows are sent beside other kernels; Megatron does so where several ranks
-    have experts."""
+def _exchanges(s: Settings, keys: Keys, notes: list[str]) -> str:
+    """Whether experts' rows are sent beside other kernels, where Megatron can."""
     if not keys.flag(False, OVERLAP):
         return WAITING
-    if experts == 1:
-        notes.append(f"{OVERLAP} says nothing where every rank has all experts")
-        return WAITING
-    return BESIDE
+    if why := _refused(s):
+        notes.append(f"{OVERLAP} is left out, as Megatron refuses it: {why}")
+    return WAITING if why else BESIDE
+
+
+def _refused(s: Settings) -> str:
+    """Why Megatron sends no experts' rows beside other kernels, "" where it can."""
+    refused = {
+        "every rank has all experts": s.expert == 1,
+        "whole blocks are recomputed": s.recompute == "block",
+        "stages do not interleave": s.stage > 1 and s.virtual_stages == 1,
+    }
+    return next((why for why, true in refused.items() if true), "")
 
 
 def _recompute(keys: Keys, notes: list[str]) -> str:
