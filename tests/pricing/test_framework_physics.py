@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import planner
 from benchmarks.published_compiled import trends
 from benchmarks.published_runs import prepare_all
 from costmodels.frameworks.fused_attention import FILE, kernel_names, shares_of_peak
@@ -191,3 +192,23 @@ def test_networks_reach_what_was_published_of_them() -> None:
     fast = machine("A100-80GB; 4x InfiniBand (100Gb)", "", 16).levels[-1]
     assert slow.bandwidth_bytes_per_s == fast.bandwidth_bytes_per_s == pytest.approx(6.25e9)
     assert slow.efficiency == pytest.approx(5.06 / 12.5) and fast.efficiency == 0.8
+
+
+def test_sharding_the_state_of_megatron_sends_no_more_seconds_than_whole_sums() -> None:
+    """Over 384 ranks a ring's latency is that of megabytes: gradients that wait for the end of the
+    backward pass travel as one, not in buckets of 40 million parameters each."""
+    pins = "pp=2,vpp=4,cp=2,tp=2,micro=16,zero={}"
+    whole, cut = (
+        planner.plan(
+            "zoo:llama3-8b",
+            devices=1536,
+            batch=3072,
+            launcher="megatron",
+            pins=pins.format(zero),
+            baselines=False,
+        ).costs
+        for zero in (0, 1)
+    )
+    sent = cut["exposed_communication_time_s"], whole["exposed_communication_time_s"]
+    assert sent[0] < 1.03 * sent[1]
+    assert cut["step_time_s"] < whole["step_time_s"]

@@ -42,6 +42,9 @@ from planner.workload.model import Model, Workload
 Row = Mapping[str, Any]
 GATED = ("llama", "mistral", "maxtext", "qwen", "yi-", "gemma")
 RECOMPUTE = {"none": "none", "full": "block", "selective": "none"}
+BUCKETS = {"mpt": 160e6}
+"""Set of kernels -> bytes of its framework's buckets of gradients, where that is not the profile's:
+PyTorch's sends them while the backward pass runs; of the order of its default."""
 GRAPHED = 0.3
 """Of what kernels of a mixture wait for the host, the part that is left where layers are started
 from CUDA graphs."""
@@ -221,17 +224,11 @@ def kernels_of(row: Row, zero: int) -> str:
         return "mpt"
     if "nanotron" in source.lower():  # Triton's norms, an eager loss and eager gated units
         return "fsdp"
-    return (
-        (
-            "nvidia-grouped"
-            if mixture_of(row) and routing_of(row).graphs == "whole"
-            else "nvidia-fp8"
-            if "fp8" in str(row.get("precision") or "").lower()
-            else "nvidia"
-        )
-        if zero < 3 or is_recipe(row)
-        else "fsdp"
-    )
+    if zero == 3 and not is_recipe(row):
+        return "fsdp"
+    if mixture_of(row) and routing_of(row).graphs == "whole":
+        return "nvidia-grouped"
+    return "nvidia-fp8" if "fp8" in str(row.get("precision") or "").lower() else "nvidia"
 
 
 def level(row: Row) -> int:
@@ -299,6 +296,7 @@ def runtime_of(row: Row, zero: int) -> Runtime:
         profile,
         kernels=kernels,
         generation_kernels={},
+        bucket_bytes=BUCKETS.get(kernels_of(row, zero), profile.bucket_bytes),
         interleave=int(row.get("vpp") or 1),
         balance="parameters" if "Hagemann" in str(row["source"]) else "",
         tensor_overlap=profile.tensor_overlap * ("Hagemann" not in str(row["source"])),
