@@ -49,9 +49,6 @@ class Pricer:
     atlas: LayoutTable = field(default_factory=LayoutTable)
     """Derivations that do not depend on the sizes of axes: one atlas serves the pricers of many
     meshes."""
-    exchanges_wait: bool = False
-    """Whether kernels of the plans of a space wait for experts' rows
-    (planner.execution.techniques.WAITING)."""
     offload: tuple[str, ...] = ()
     """What the plans of a space keep in the host's memory (planner.execution.plan.Plan.offload)."""
     memo: dict[tuple, Any] = field(default_factory=dict)

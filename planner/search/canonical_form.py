@@ -71,6 +71,7 @@ def canonical(search: Solving, best: Candidate) -> Candidate:
         Solution(image, "feasible"),
         best.label,
         copies=best.plan.overlapped_microbatches,
+        exchanges=best.plan.exchanges,
     )
     if other is None or other.key(search.request) > best.key(search.request):
         return best

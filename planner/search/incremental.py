@@ -29,6 +29,7 @@ from planner.errors import PlanError
 from planner.machine.topology import Mesh
 from planner.search.best_first import BestFirst, PlanFamily
 from planner.search.cache_entry import Decided, decided
+from planner.search.exchanges_beside import with_exchanges_beside
 from planner.search.keys import history_key
 from planner.search.microbatch_overlap import with_microbatch_overlap
 from planner.search.request import ReusedPlan
@@ -220,7 +221,12 @@ def _answer(
         except PlanError:  # the mesh is none for this model, or pins cannot be followed on it
             return None
         best = (
-            with_microbatch_overlap(within, best, tuple(family.priced), limit)
+            with_exchanges_beside(
+                within,
+                with_microbatch_overlap(within, best, tuple(family.priced), limit),
+                tuple(family.priced),
+                limit,
+            )
             if best is not None
             else None
         )

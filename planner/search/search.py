@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.cache.folder import Cache
+from planner.execution.plan import Plan
+from planner.execution.techniques import BESIDE
 from planner.machine.topology import Mesh
 from planner.search.axis_merging import with_merged_axes
 from planner.search.baselines import tune_baselines
@@ -33,6 +35,7 @@ from planner.search.canonical_form import (
     named,
     on_fewer_axes,
 )
+from planner.search.exchanges_beside import with_exchanges_beside
 from planner.search.incremental import from_before, remember
 from planner.search.keys import incremental_key, search_key
 from planner.search.machine_key import machine_key
@@ -170,7 +173,7 @@ class Search(Solving):
         sure = (
             request.objective == "step"
             and np.isfinite(reached.bound_s)
-            and (best is None or best.plan.overlapped_microbatches == 1)
+            and (best is None or not overlaps(best.plan))
         )
         holder = search if best is not None and id(best) in search.details else self
         found = holder._complete(best, baselines, reached.bound_s if sure else 0.0, smallest)
@@ -234,6 +237,7 @@ class Search(Solving):
             best = on_fewer_axes(self, best, tried)
             if not self.stopped:
                 best = with_microbatch_overlap(self, best, priced, limit_bytes)
+                best = with_exchanges_beside(self, best, priced, limit_bytes)
             best = canonical(self, best)
         bounded = [f for f in families if f.meshes]
         bound = np.inf
@@ -590,3 +594,9 @@ class Search(Solving):
         found: dict[str, Candidate] = {}
         tune_baselines(self, found)
         return called(self, found)
+
+
+def overlaps(plan: Plan) -> bool:
+    """Whether a plan hides communication under kernels of other microbatches, of which bounds know
+    nothing."""
+    return plan.overlapped_microbatches > 1 or plan.exchanges == BESIDE

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -220,8 +220,10 @@ class Solving(Workspace):
             Solution(choice, "feasible"),
             candidate.label,
             copies=candidate.plan.overlapped_microbatches,
+            exchanges=candidate.plan.exchanges,
         )
 
+    # Many parameters: a solution, and what of its plan no solver decides, by keyword.
     def price(
         self,
         space: Space,
@@ -231,15 +233,19 @@ class Solving(Workspace):
         label: str,
         unit_s: float = 1 / PICO,
         copies: int = 1,
+        exchanges: str = WAITING,
     ) -> Candidate | None:
-        """Price a solution as a whole plan; None where its blocks cannot be dealt out to stages.
-        unit_s: of the solution's bound; copies: Plan.copies."""
+        """Price a solution as a whole plan; None where its blocks cannot be dealt out to stages, or
+        its exchanges cannot be as is pinned. unit_s: of the solution's bound; copies, exchanges:
+        Plan.overlapped_microbatches, Plan.exchanges."""
         problem = assemble(space, techniques, self.request.limit_bytes)
         choice = tuple(int(x) for x in solved.choice)
         objective = evaluate(problem, choice).cost / PICO
-        key = "price", mesh, techniques, choice, copies
+        exchanges = self.request.pins.techniques.get("exchanges", exchanges)
+        key = "price", mesh, techniques, choice, copies, exchanges
         if key not in space.memo:
-            space.memo[key] = self._whole_plan(space, mesh, techniques, choice, copies)
+            others = {"overlapped_microbatches": copies, "exchanges": exchanges}
+            space.memo[key] = self._whole_plan(space, mesh, techniques, choice, **others)
         if space.memo[key] is None:
             return None
         plan, cost = space.memo[key]
@@ -258,21 +264,23 @@ class Solving(Workspace):
         return candidate
 
     def _whole_plan(
-        self, space: Space, mesh: Mesh, techniques: Techniques, choice: tuple[int, ...], copies: int
+        self,
+        space: Space,
+        mesh: Mesh,
+        techniques: Techniques,
+        choice: tuple[int, ...],
+        **others: Any,
     ) -> tuple[Plan, Cost] | None:
         """The plan of a choice and its price: searches under another memory limit, or of one mesh
-        alone, come upon many of them again."""
+        alone, come upon many of them again. others: fields of Plan."""
         plan = techniques.plan(
             mesh,
             splits_of(space, choice),
             space.base.runs,
             offload=self.offered.sent(space.base, mesh, techniques.recompute),
-            overlapped_microbatches=copies,
+            **others,
         )
-        pinned = self.request.pins.techniques.get("exchanges")
-        if pinned != WAITING and beside(space.base, plan, self.request.runtime):
-            plan = replace(plan, exchanges=BESIDE)
-        elif pinned == BESIDE:
+        if plan.exchanges == BESIDE and not beside(space.base, plan, self.request.runtime):
             return None
         try:
             plan = with_cuts(

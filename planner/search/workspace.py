@@ -12,7 +12,7 @@ from planner.analysis.facts import GraphFacts
 from planner.cache.reshard_tables import Tables
 from planner.errors import PlanError
 from planner.execution.pipeline import Schedule
-from planner.execution.techniques import WAITING, ZB_H1
+from planner.execution.techniques import ZB_H1
 from planner.machine.topology import Mesh
 from planner.pricing.bucketing import OPEN, bounding
 from planner.pricing.pricer import Pricer
@@ -125,7 +125,6 @@ class Workspace:
                 self.request.runtime,
                 self.request.recipe,
                 self._atlas,
-                exchanges_wait=self.request.pins.techniques.get("exchanges") == WAITING,
                 offload=self.request.offload,
                 kept=self.tables,
             )

@@ -244,8 +244,6 @@ def seconds_of(
     arrays, micro = arrays_of(space), techniques.microbatches
     zero, costs, recompute = techniques.zero_stage, arrays.costs, recomputes(space, techniques)
     each = arrays.pass_s + again_s(space, recompute) if recompute else arrays.pass_s
-    if beside := hidden_exchanges(space, techniques, uncut):
-        each = each - beside * costs.exchanged_s
     shares, least = _stage_shares(space, techniques), max(micro, space.parts if uncut else 1)
     weights = costs.grad_reduce_per_microbatch_s[zero] + costs.loop_copy_s[zero]
     if least > 1:
@@ -268,17 +266,6 @@ def seconds_of(
         if uncut and uncut_up_to(space) < micro
         else seconds
     )
-
-
-def hidden_exchanges(space: Space, techniques: Techniques, uncut: bool = False) -> float:
-    """Of exchanges of experts' rows the part that kernels of other microbatches hide
-    (planner.pricing.frameworks.dispatch). uncut: in bounds, which hold however stages
-    interleave."""
-    pricer, hidden = space.pricer, 1 - space.pricer.runtime.exchange_slows
-    if not pricer.runtime.exchange_slows or pricer.exchanges_wait:
-        return hidden * (techniques.schedule == DUALPIPE and bool(pricer.runtime.exchange_slows))
-    passes = uncut or pricer.mesh.stages == 1 or techniques.virtual_stages > 1
-    return hidden * (passes and techniques.recompute != "block")
 
 
 def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
@@ -386,7 +373,7 @@ def parts_of_stage(space: Space, techniques: Techniques) -> tuple[np.ndarray, np
     part of what they save for one it has at once (without `uncut`)."""
     shares, at = _stage_shares(space, techniques), arrays_of(space).first
     return (
-        ((shares.share * shares.passes)[at], (shares.share * shares.saved_microbatches)[at])
+        ((shares.share * shares.passes)[at], (shares.held * shares.saved_microbatches)[at])
         if shares is not None
         else (np.ones(len(at)), np.ones(len(at)))
     )

@@ -18,7 +18,6 @@ from planner.analysis.facts import GraphFacts
 from planner.analysis.passing import puts_off
 from planner.execution.weights_apart import factors, products_weights, waiting_share
 from planner.graph.ir import Node
-from planner.ops.expert_load import ROUTED_EXPERTS
 from planner.ops.residuals import reads
 from planner.pricing.frameworks.kernels import role, together
 from planner.pricing.frameworks.memory import option_bytes
@@ -163,14 +162,11 @@ class Kinds:
         not_recomputed = np.zeros(len(splits))
         forward, backward = times_of(self.base, i, shape.cuts, size.read, size.made, self.pricer)
         apart = self._waiting_share(i) * backward
-        exchanged = np.zeros(len(splits))
         if rule.inner:
             inside, back, not_recomputed = np.array(
                 [inner_times(self.base, i, split, self.pricer) for split in splits]
             ).T
-            back = np.where(backward, back, 0.0)
-            forward, backward = forward + inside, backward + back
-            exchanged = (inside + back) * (self.graph.nodes[i].op == ROUTED_EXPERTS)
+            forward, backward = forward + inside, backward + np.where(backward, back, 0.0)
         if shape.results:
             # What is read of partial results is their sum over devices, which is saved: nothing
             # asks for the terms again.
@@ -181,7 +177,6 @@ class Kinds:
             "backward_s": backward,
             "not_recomputed_s": not_recomputed,
             "weights_apart_s": apart,
-            "exchanged_s": exchanged,
         }
 
     @cached_property

@@ -32,8 +32,6 @@ class OptionCosts(WeightCosts):
     handed_on_bytes_remat: np.ndarray
     """The same when repeated blocks are recomputed, and operands are handed on too: those of
     several products in equal parts."""
-    exchanged_s: np.ndarray
-    """What of both passes takes experts' rows to them and back."""
     saved_bytes: np.ndarray
     """Activations the backward pass reads, of all nodes that decide alike but those of the
     epilogue."""
