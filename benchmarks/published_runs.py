@@ -44,6 +44,7 @@ from benchmarks.published_scores import (
 from costmodels.runtimes import Rates
 from planner.calibrate.runs.fit import MOST_FOLDS, Prepared, held_out, prepare
 from planner.calibrate.runs.keep import held_out_bytes
+from planner.calibrate.runs.mixtures import mixture_of
 from planner.calibrate.runs.rows import ODD, Case, Left, case_of, model_flops, why_odd
 
 FITTED_SOURCES = ("Hagemann", "vTrain measured", "mosaicml")
@@ -94,10 +95,10 @@ def main(arguments: list[str] | None = None) -> int:
         prepared, out = prepare_all([row for row in rows if row["source"] == source])
         left += out
         compiled += [p for p in prepared if p.work is None and p.case.measured_s]
-        for device in dict.fromkeys(p.case.topology.device.name for p in prepared):
-            mine = [p for p in prepared if p.case.topology.device.name == device]
+        for name, device in dict.fromkeys(map(table_of, prepared)):
+            mine = [p for p in prepared if table_of(p) == (name, device)]
             if any(p.case.measured_s for p in mine):
-                report.append(score(source, device, mine, not given.as_shipped))
+                report.append(score(name, device, mine, not given.as_shipped))
                 if not given.json:
                     show(report[-1])
     together = all_compiled(compiled, not given.as_shipped) if compiled else {}
@@ -112,6 +113,14 @@ def main(arguments: list[str] | None = None) -> int:
             + (", ".join(f"{n} {what}" for what, n in left.most_common()) or "nothing")
         )
     return 0
+
+
+def table_of(prepared: Prepared) -> tuple[str, str]:
+    """The source and the device under which a row is shown; mixtures of experts as frameworks run
+    them apart."""
+    row, device = prepared.case.row, prepared.case.topology.device.name
+    mixed = prepared.work is not None and mixture_of(row) is not None
+    return f"{row['source']}{', mixtures of experts' * mixed}", device
 
 
 def prepare_all(rows: list[dict[str, Any]]) -> tuple[list[Prepared], Counter[str]]:
