@@ -98,9 +98,9 @@ PLAIN = {
     ("gpt-oss-120b", "b300"): ("26.02",),
     ("gpt-oss-120b", "gb200"): ("25.11", "26.02", "26.02.01"),
 }
-"""(mixture, device) -> containers whose recipes send rows by NCCL's all-to-all; GPT-OSS on others
-that stay below do in all but "whole"."""
+"""(mixture, device) -> containers whose recipes send rows by NCCL's all-to-all."""
 PLAIN_ALWAYS = (("gpt-oss-120b", "h100"), ("gpt-oss-120b", "gb300"))
+"""Those whose recipes do in all containers, but where they capture the whole step."""
 OVERLAPPED = {
     ("qwen3-235b-a22b", "h100"): "",
     ("gpt-oss-120b", "gb200"): "26.04",

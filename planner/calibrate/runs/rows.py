@@ -525,9 +525,11 @@ def experts_splits(base: GraphFacts, sizes: Mapping[str, int]) -> dict[int, tupl
     out: dict[int, tuple[Split, ...]] = {}
     for i, _ in expert_nodes(base.graph):
         rule, roles = base.rules[i], base.roles.get(base.shared[i], {})
-        rows = next(f for f in rule.factors if f == base.batch_factors[i])
+        rows = base.batch_factors[i]
         positions = next((f for f, r in roles.items() if r == "sequence" and f in rule.sizes), "")
-        pairs = {f"{EXPERT}{rows}": tuple(a for a in ("expert",) if sizes.get(a, 1) > 1)}
+        pairs: dict[str, tuple[str, ...]] = {}
+        if sizes.get("expert", 1) > 1:
+            pairs[f"{EXPERT}{rows}"] = ("expert",)
         if positions and sizes.get("model", 1) > 1:
             pairs[f"{EXPERT}{positions}"] = ("model",)
         pairs[rows] = tuple(a for a in (REPLICA, "data") if sizes.get(a, 1) > 1)
