@@ -43,7 +43,7 @@ def searched(
 
 CASES: dict[str, dict[str, Any]] = {
     "nothing fits without stages": {
-        "source": "zoo:mixtral-8x7b,layers=16",
+        "source": "zoo:mixtral-8x7b,layers=20",
         "devices": 16,
         "batch": 64,
         "launcher": "megatron",

@@ -19,7 +19,7 @@ from planner.analysis.facts import GraphFacts
 from planner.execution.collective import inner_collectives
 from planner.execution.plan import Plan
 from planner.execution.save_policies import BLOCK
-from planner.graph.ir import Graph
+from planner.graph.ir import Graph, Node
 from planner.ops.expert_load import ROUTED_EXPERTS, expert_nodes
 from planner.ops.experts import exchanges
 from planner.pricing.pricer import Pricer
@@ -110,23 +110,27 @@ def choice_groups(graph: Graph, i: int) -> tuple[int, int]:
 
 
 def _choice_groups(graph: Graph, i: int) -> tuple[int, int]:
-    experts = graph.tensors[graph.nodes[i].inputs[4]].shape[0]
-    waiting, seen = [graph.nodes[i].inputs[1]], set[int]()
-    while waiting:
-        name = waiting.pop()
-        if (j := graph.producer.get(name)) is None or j in seen or len(seen) > FAR:
+    node = graph.nodes[i]
+    experts = graph.tensors[node.inputs[4]].shape[0]
+    dims = len(graph.tensors[node.inputs[1]].shape)
+    waiting, seen = [node.inputs[1]], set[int]()
+    while waiting and len(seen) < FAR:
+        j = graph.producer.get(waiting.pop())
+        if j is None or j in seen:
             continue
         seen.add(j)
-        node = graph.nodes[j]
-        if node.op == "TopK":
-            among = graph.tensors[node.inputs[0]].shape[int(str(node.attrs.get("axis", -1)))]
-            k = int(str(node.attrs.get("k", 0)))
-            if (
-                1 <= k < among < experts
-                and experts % among == 0
-                and len(graph.tensors[node.inputs[0]].shape)
-                == len(graph.tensors[graph.nodes[i].inputs[1]].shape)
-            ):
-                return among, k
-        waiting += [n for n in node.inputs if n and n not in graph.weights]
+        chooses = graph.nodes[j]
+        groups, chosen = _choice(graph, chooses)
+        flat = groups and len(graph.tensors[chooses.inputs[0]].shape) == dims
+        if flat and 1 <= chosen < groups < experts and experts % groups == 0:
+            return groups, chosen
+        waiting += [n for n in chooses.inputs if n and n not in graph.weights]
     return 1, 1
+
+
+def _choice(graph: Graph, node: Node) -> tuple[int, int]:
+    """Among how many a node chooses, and how many of them; (0, 0) where it does not."""
+    k, axis = node.attrs.get("k"), node.attrs.get("axis", -1)
+    if not isinstance(k, int) or not isinstance(axis, int) or len(node.outputs) != 2:
+        return 0, 0
+    return graph.tensors[node.inputs[0]].shape[axis], k

@@ -59,7 +59,7 @@ def need_of(
 
 def together(base: GraphFacts, i: int) -> int:
     """Products of the first operand of node i, which run as one."""
-    name = base.graph.nodes[i].inputs[0]
+    name = next(iter(base.graph.nodes[i].inputs), "")
     return sum(bool(base.rules[j].flops) for j, _ in base.graph.consumers.get(name, ()))
 
 
