@@ -47,6 +47,7 @@ from planner.pricing.frameworks.selective import (
     modules,
 )
 from planner.pricing.pricer import Pricer
+from planner.report.summary import techniques
 from planner.sharding.rule import Split
 from planner.strategy.strategy import Strategy
 from planner.workload.open import open_model
@@ -343,6 +344,7 @@ def test_megatron_is_planned_with_exchanges_beside_other_kernels() -> None:
 
     beside, waiting = planned(), planned("exchanges=waiting")
     assert beside.techniques["exchanges"] == "beside" and "exchanges" not in waiting.techniques
+    assert "experts' rows sent beside other kernels" in techniques(beside)
     assert beside.cost.step_time_s < waiting.cost.step_time_s
     assert beside.cost.memory_per_device_bytes >= waiting.cost.memory_per_device_bytes
     assert "exchanges" not in planned("recompute=block").techniques
