@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
+from planner.execution.techniques import WAITING
 from planner.support import console
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     import planner.api as api
     from planner.commands.common import machine
     from planner.commands.exchange import opened, precision_of
+    from planner.interop.price import as_priced
     from planner.interop.tune import tune
     from planner.pins.launcher_space import SPACES
     from planner.report.commands import options_of
@@ -44,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
         options["runtime"] = space.runtime
     options |= precision_of(args, configuration, options["runtime"])
     request = api.make_request(**options, workload=args.workload, optimizer=args.optimizer)
+    configuration = as_priced(configuration, request)
     compile_for = api.target_of(args.confirm, args.model, request) if args.confirm else None
     with console.live(not args.quiet and not args.json) as line:
         tuned = tune(model, request, configuration, line.report)
@@ -129,6 +132,7 @@ def pins_words(s: Settings) -> str:
     words += [f"micro={s.microbatches}"]
     recompute = "selective" if s.recompute == "block-keep" else s.recompute  # as launchers say
     words += [f"recompute={recompute}"] if recompute != "none" else []
+    words += [f"exchanges={s.exchanges}"] if s.exchanges != WAITING else []
     return " ".join(words)
 
 

@@ -20,7 +20,7 @@ from costmodels.runtimes import as_framework
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.pipeline import largest_repeated_block
-from planner.execution.techniques import BLOCK_KEEP
+from planner.execution.techniques import BESIDE, BLOCK_KEEP, WAITING
 from planner.interop.keys import Keys, read_keys
 from planner.interop.launchers import hf, levanter, maxtext, megatron, torchtitan
 from planner.interop.model_sizes import Claim, claims_of, layers_of
@@ -212,24 +212,26 @@ def precision_under(runtime: str, recipe: str) -> str:
 
 def as_priced(configuration: Configuration, request: Request) -> Configuration:
     """A configuration as a request's runtime prices it: selective recompute is a framework's (what
-    emitted programs call so saves less), and so are gradients of bf16 in float32."""
-    settings = configuration.settings
-    if request.runtime.kernels is not None:
-        return configuration
-    precision, notes = precision_under(request.runtime.name, settings.precision), []
-    if precision != settings.precision:
-        notes.append("gradients in float32 are priced in bfloat16, as emitted programs have them")
-    if settings.recompute == BLOCK_KEEP:
-        notes.append("selective recompute is priced as none")
-        settings = replace(settings, recompute="none")
+    emitted programs call so saves less), and so are gradients of bf16 in float32; experts' rows are
+    sent beside other kernels by some frameworks alone."""
+    settings, notes = configuration.settings, list[str]()
+    if settings.exchanges == BESIDE and not request.runtime.exchange_slows:
+        notes.append("kernels are priced as waiting for experts' rows")
+        settings = replace(settings, exchanges=WAITING)
+    if request.runtime.kernels is None:
+        precision = precision_under(request.runtime.name, settings.precision)
+        if precision != settings.precision:
+            notes.append(
+                "gradients in float32 are priced in bfloat16, as emitted programs have them"
+            )
+            settings = replace(settings, precision=precision)
+        if settings.recompute == BLOCK_KEEP:
+            notes.append("selective recompute is priced as none")
+            settings = replace(settings, recompute="none")
     if not notes:
         return configuration
     notes[-1] += f": --runtime {SPACES[configuration.launcher].runtime} has its price"
-    return replace(
-        configuration,
-        settings=replace(settings, precision=precision),
-        notes=(*configuration.notes, *notes),
-    )
+    return replace(configuration, settings=settings, notes=(*configuration.notes, *notes))
 
 
 def read_configuration(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from planner.analysis.axis_roles import role_named
 from planner.errors import PlanError
+from planner.execution.techniques import BESIDE, WAITING
 from planner.interop import precisions
 from planner.interop.launchers import hf
 from planner.interop.price import LAUNCHERS, Configuration, facts_of, priced, styled
@@ -161,6 +162,7 @@ def settings_for(c: Candidate, given: Settings) -> Settings:
         length=given.length,
         virtual_stages=plan.virtual_stages,
         precision=given.precision,
+        exchanges=plan.exchanges,
     )
 
 
@@ -201,12 +203,25 @@ class _Said:
         self.model, self.request, self.launcher = model, request, launcher
         self.given, self.facts = given, facts
 
-    def __call__(self, c: Candidate) -> Choice | None:
-        """The settings of a plan; None where they cannot be said after all, or do not fit."""
-        rounds = Rounds(settings_for(c, self.given))
-        try:
+    def __call__(self, c: Candidate, most_bytes: float = math.inf) -> Choice | None:
+        """The settings of a plan within so many bytes, with experts' rows sent beside other kernels
+        where that is faster; None where they cannot be said after all, or do not fit."""
+        settings = settings_for(c, self.given)
+        ways = dict.fromkeys((settings.exchanges, WAITING))
+        if settings.expert > 1 and self.request.runtime.exchange_slows:
+            ways[BESIDE] = None
+        said = dict[Settings, Choice]()
+        for exchanges in ways:
+            rounds = Rounds(replace(settings, exchanges=exchanges))
             LAUNCHERS[self.launcher].round_off(rounds, self.facts)
-            settings, strategy = rounds.now, priced(self.model, self.request, rounds.now)
+            choice = None if rounds.now in said else self._priced(rounds.now)
+            if choice is not None and choice.memory_bytes <= most_bytes:
+                said[choice.settings] = choice
+        return min(said.values(), key=lambda choice: choice.step_s, default=None)
+
+    def _priced(self, settings: Settings) -> Choice | None:
+        try:
+            strategy = priced(self.model, self.request, settings)
             if self.launcher == hf.NAME and settings.tensor > 1:
                 settings = styled(self.model, self.request, settings, strategy)
                 strategy = priced(self.model, self.request, settings)
@@ -239,7 +254,7 @@ def _front(search: Search, said: _Said, best: Choice) -> tuple[Choice, ...]:
         if limit >= front[-1].memory_bytes:
             continue
         c = _within(search, meshes, limit, math.inf)
-        choice = None if c is None else said(c)
+        choice = None if c is None else said(c, limit)
         if choice is None:
             break
         if choice.memory_bytes < front[-1].memory_bytes:

@@ -15,7 +15,7 @@ import pytest
 import planner
 from planner.cli import main
 from planner.errors import PlanError
-from planner.interop.launchers import maxtext, torchtitan
+from planner.interop.launchers import maxtext, megatron, torchtitan
 from planner.interop.price import LAUNCHERS, hand_over, read_configuration
 from planner.interop.settings import Facts, Settings
 from planner.machine.topology import for_devices
@@ -339,3 +339,46 @@ def test_ends_hold_what_full_stages_between_leave() -> None:
     assert ends(61, 16) == (2, 3)
     assert ends(9, 8) is None  # six stages of two hold more than there are
     assert ends(7, 2) == (3, 4)
+
+
+MIXTURE = "zoo:mixtral-8x7b,layers=2,hidden=256,heads=4,kv_heads=4,ff=512,vocab=1024,seq=512"
+NODES = ("--devices", "8", "--hardware", "h100")
+
+
+def _mixture(tmp_path: Path, exchanges: str) -> Path:
+    """Megatron's file of a mixture whose experts are spread over all devices."""
+    path, facts = tmp_path / "mine.yaml", Facts(MIXTURE, for_devices("h100", 8), 2)
+    said = Settings(
+        batch=32, data=1, expert=8, zero_stage=1, microbatches=1, length=512, exchanges=exchanges
+    )
+    path.write_text(megatron.write(said, facts))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("command", "runtime"), [("import", "jax-shard_map"), ("import", "fsdp"), ("tune", "fsdp")]
+)
+def test_exchanges_beside_kernels_are_priced_as_waiting_where_kernels_wait(
+    command: str, runtime: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--model", MIXTURE, *NODES, "--runtime", runtime, "-o", str(tmp_path / "made.yaml"))
+    assert main([command, str(_mixture(tmp_path, "beside")), *words]) == 0
+    said = capsys.readouterr()
+    assert "waiting for experts' rows: --runtime megatron has its price" in said.out + said.err
+    assert "yours has no price" not in said.out
+
+
+def test_tune_finds_exchanges_beside_kernels_and_promises_their_price(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What differs in the overlap alone is found, and what is written says it either way: a file
+    that it is merged into may have it on."""
+    config, out = _mixture(tmp_path, "waiting"), tmp_path / "tuned.yaml"
+    assert "overlap_moe_expert_parallel_comm: False" in config.read_text()
+    assert main(["tune", str(config), "--model", MIXTURE, *NODES, "--json", "-o", str(out)]) == 0
+    best = json.loads(capsys.readouterr().out)["best"][0]
+    assert best["settings"].endswith("exchanges=beside")
+    assert "overlap_moe_expert_parallel_comm: True" in out.read_text()
+    made, runtime = tmp_path / "again.plan.json", ("--runtime", "megatron", "-o")
+    assert main(["import", str(out), "--model", MIXTURE, *NODES, *runtime, str(made)]) == 0
+    assert Strategy.load(made).costs["step_time_s"] == pytest.approx(best["step_time_s"])

@@ -135,8 +135,8 @@ def _keys_of(s: Settings, facts: Facts) -> dict[str, dict[str, object]]:
         "recompute_granularity": {"block": "full", BLOCK_KEEP: "selective"}.get(s.recompute),
     }
     model |= precisions.words(NAME, s.precision)
-    if s.exchanges == BESIDE:
-        model |= {OVERLAP: True}
+    if s.expert > 1:  # said either way: a file that turns it on may not suit what else is written
+        model |= {OVERLAP: s.exchanges == BESIDE}
     if layout:
         model |= {LAYOUT: layout}
     elif uneven:
