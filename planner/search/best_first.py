@@ -16,7 +16,8 @@ bound goes on first. A stage is called by what is done next:
     SPREAD              one node still stands for all of them, which are listed
     CHECK_FIT           dropped where its least memory exceeds the limit
     BOUND_ENDLESS       the whole batch under the node's own techniques; with pipeline stages as
-                        endless microbatches, and what the bubble adds
+                        endless microbatches, and what the bubble adds, and each microbatch's waits
+                        for the host
     BOUND_MICROBATCHES  the same in the node's own microbatches
     BOUND_MEMORY        the same under the memory limit; a rough bound where tables would be too
                         large
@@ -537,10 +538,26 @@ class BestFirst:
         levels, parts = self._zero_stages(mesh), self._large_parts(mesh)
         space = search.heavy_in_blocks(mesh, parts, self.pinned) if levels and parts else None
         if space is not None:
-            outside = search.outside_s(space)
-            inside = Relaxation(space, search.scratch).least(levels, self._to_beat - outside)
-            node.bound = search.least[mesh, self.pinned, levels] = max(node.bound, inside + outside)
+            outside, relaxed = search.outside_s(space), Relaxation(space, search.scratch)
+            found = outside + relaxed.least(levels, self._to_beat - outside)
+            if found < self._to_beat * (1 - SAME):
+                found += self._splitting_s(mesh, relaxed)
+            node.bound = search.least[mesh, self.pinned, levels] = max(node.bound, found)
         node.stage = EXPAND
+
+    def _splitting_s(self, mesh: Mesh, relaxed: Relaxation) -> float:
+        """What bubbles and waits for the host add at least (seconds), in whichever microbatches a
+        mesh's plans run: fewer have the longer bubble, more wait the oftener."""
+        offered = self.search.offered
+        return min(
+            (
+                relaxed.bubble_s(micro, virtual, schedule)
+                for micro, (schedule, virtual) in product(
+                    offered.microbatches(mesh), offered.schedules(mesh)
+                )
+            ),
+            default=0.0,
+        )
 
     def _expand_unless_large(self, node: SearchNode) -> None:
         """Expand a mesh, or put the node that stands for it aside where nothing of it fits."""
@@ -684,6 +701,7 @@ class BestFirst:
                         schedule=schedule,
                         virtual=virtual,
                         values=values,
+                        keeps_all=self.search.request.runtime.kernels is not None,
                     )
 
     def _floor(self, mesh: Mesh) -> float:

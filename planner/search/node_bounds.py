@@ -10,7 +10,7 @@ from dataclasses import replace
 from planner.search.domain import CHUNKS
 from planner.search.relaxation import Relaxation
 from planner.search.search_node import BOUND_ENDLESS, BOUND_MICROBATCHES, LEVEL_ORDER, SearchNode
-from planner.space.assemble import uncut_up_to
+from planner.space.assemble import uncut_up_to, waits_in_passes
 from planner.space.variables import Space
 
 SAME = 1e-7
@@ -68,9 +68,7 @@ class NodeBounds:
         endless, relaxed = node.stage == BOUND_ENDLESS, self.relaxed[node.mesh]
         staged = self._staged(node)
         micro = (0 if staged else 1) if endless else node.micro
-        bubble_s = (
-            relaxed.bubble_s(node.micro, node.virtual, node.schedule) if endless and staged else 0.0
-        )
+        bubble_s = relaxed.bubble_s(node.micro, node.virtual, node.schedule) if endless else 0.0
         key = self._free_key(node, micro)
         return 0.0 if key in relaxed.free_known else self._quick(node, key, bubble_s)
 
@@ -90,13 +88,9 @@ class NodeBounds:
         not looked for."""
         limit, relaxed = self.limit_bytes, self.relaxed[node.mesh]
         if node.stage == BOUND_ENDLESS:
-            return (
-                self._without_limit(
-                    node, 0, below_s, relaxed.bubble_s(node.micro, node.virtual, node.schedule)
-                )
-                if self._staged(node)
-                else self._without_limit(node, 1, below_s)
-            )
+            few = 0 if self._staged(node) else 1
+            bubble_s = relaxed.bubble_s(node.micro, node.virtual, node.schedule)
+            return self._without_limit(node, few, below_s, bubble_s)
         if node.micro == 1:  # its space is the one that is solved
             node.tight = True
             return node.bound
@@ -129,6 +123,7 @@ class NodeBounds:
             or LEVEL_ORDER[node.level] >= 2
             or micro > self._uncut_up_to[node.mesh]
             or self.relaxed[node.mesh].space.base.looped
+            or waits_in_passes(self.relaxed[node.mesh].space)
             else 1
         )
         return node.level, each, node.recompute, node.virtual if each else 1

@@ -39,6 +39,7 @@ from planner.space.assemble import (
     replayed,
     seconds_of,
     slowdown,
+    split_waits_s,
     ticking,
 )
 from planner.space.handover import handover_s
@@ -329,12 +330,14 @@ class Relaxation:
 
     def bubble_s(self, microbatches: int, virtual: int = 1, schedule: str = "1f1b") -> float:
         """What the bubble of a pipeline adds at least (seconds) to any bound for endless
-        microbatches: its ticks, each at least as long as the shortest."""
+        microbatches: its ticks, each at least as long as the shortest; and what more microbatches
+        than the space's wait for the host."""
         key = microbatches, virtual, schedule
         if key not in self._bubbles:
             at = Techniques(microbatches=microbatches, virtual_stages=virtual, schedule=schedule)
-            slow = slowdown(self.space, at)
-            self._bubbles[key] = (slow - 1) * self._shortest() if slow > 1 else 0.0
+            slow, waits = slowdown(self.space, at), split_waits_s(self.space, at)[self.kept]
+            least = float(np.minimum.reduceat(waits, self.offset[:-1]).sum()) * (1 - ROUNDING)
+            self._bubbles[key] = least + ((slow - 1) * self._shortest() if slow > 1 else 0.0)
         return self._bubbles[key]
 
     def _shortest(self) -> float:
@@ -372,7 +375,7 @@ class Relaxation:
         if known.recompute == techniques.recompute:
             return 0.0
         seconds = self._seconds(techniques)
-        if techniques.recompute == "block-keep":
+        if techniques.recompute == "block-keep" and self.space.pricer.runtime.kernels is None:
             seconds = self._least_seconds(techniques) + self._surely_again_s(techniques)
         return self._least_difference(self._seconds(known), seconds)
 

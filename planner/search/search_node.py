@@ -36,6 +36,9 @@ class SearchNode:
     virtual: int = field(compare=False, default=1)
     values: tuple[str, ...] = field(compare=False, default=RECOMPUTE)
     """What `recompute` is a number of: a pinned value with names stands behind the others."""
+    keeps_all: bool = field(compare=False, default=False)
+    """Whether recompute with saved collectives leaves no choice of what is saved: a framework says
+    what runs again."""
     tight: bool = field(compare=False, default=False)
     """Whether nothing but a solver can raise its bound further, once it has been bounded."""
 
@@ -53,7 +56,7 @@ class SearchNode:
     def saves_collectives(self) -> bool:
         """Whether its plans keep results of collectives in recomputed blocks: its bound is then one
         of those that keep sums alone (planner.space.assemble)."""
-        return self.values[self.recompute] == "block-keep"
+        return self.values[self.recompute] == "block-keep" and not self.keeps_all
 
     @cached_property
     def techniques(self) -> Techniques:

@@ -259,6 +259,8 @@ def seconds_of(
     seconds = (seconds + arrays.count * costs.grad_reduce_per_step_s[zero]) * (
         shares.share if shares is not None else 1.0
     )
+    if uncut and micro > space.parts:
+        seconds = seconds + split_waits_s(space, techniques)
     if more := handover_s(space, micro, techniques.schedule, techniques.virtual_stages):
         seconds[: space.variables[0].options] += more  # every choice has one of these options
     return (
@@ -266,6 +268,24 @@ def seconds_of(
         if uncut and uncut_up_to(space) < micro
         else seconds
     )
+
+
+def waits_in_passes(space: Space) -> bool:
+    """Whether anything waits for the host in every pass (`split_waits_s`)."""
+    return bool(arrays_of(space).waits_s["none"].any())
+
+
+def split_waits_s(space: Space, techniques: Techniques) -> np.ndarray:
+    """Seconds that microbatches of the techniques, more than the space's, take beside those of the
+    space at least: what waits for the host in each pass waits as long where a pass is small.
+    [options]"""
+    waits = arrays_of(space).waits_s
+    again = techniques.recompute if techniques.recompute in waits else "none"
+    more: np.ndarray = max(0, techniques.microbatches - space.parts) * waits[again]
+    if (shares := _stage_shares(space, techniques)) is None:
+        return more
+    # Of gradients made apart the bubble's passes have none.
+    return more * shares.share * (1.0 if _apart(space, techniques) else shares.passes)
 
 
 def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:

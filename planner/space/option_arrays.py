@@ -12,6 +12,8 @@ from costmodels.liveness import WeightReaders, least_above_saved
 from planner.analysis.passing import readers
 from planner.execution.save_policies import is_named
 from planner.execution.techniques import RECOMPUTE
+from planner.pricing.frameworks.kernels import host_waits_s
+from planner.pricing.frameworks.selective import runs_again
 from planner.space.named_policies import policy_costs
 from planner.space.variables import OptionCosts, Space
 
@@ -37,10 +39,12 @@ class SpaceArrays:
     part of its state [options]. pass_s: seconds forward and backward [options]. recompute_s: what
     each way to recompute adds to that [options]. copy_s: seconds to copy what a microbatch saves
     into stacks of loops and out of them again, of all nodes, under each of
-    planner.execution.techniques.RECOMPUTE [options]. epilogue: whether the variable's nodes follow
-    the repeated blocks [options]. turn: when its nodes run (GraphFacts.turns) [variables].
-    one_repeat_bytes: what one repeat of the blocks has at once that the backward pass enters first,
-    with pipeline stages of those with the longest repeats [options].
+    planner.execution.techniques.RECOMPUTE [options]. waits_s: of a pass of all nodes what they wait
+    for the host however small a microbatch is, at least, under each of the same [options].
+    epilogue: whether the variable's nodes follow the repeated blocks [options]. turn: when its
+    nodes run (GraphFacts.turns) [variables]. one_repeat_bytes: what one repeat of the blocks has at
+    once that the backward pass enters first, with pipeline stages of those with the longest repeats
+    [options].
 
     workspace: bytes of one node [options]; least_workspace: the largest of the operators' smallest,
     those of the epilogue aside, and the least that is alive only at the end of the forward pass.
@@ -62,6 +66,7 @@ class SpaceArrays:
     pass_s: np.ndarray
     recompute_s: Mapping[str, np.ndarray]
     copy_s: Mapping[str, np.ndarray]
+    waits_s: Mapping[str, np.ndarray]
     epilogue: np.ndarray
     turn: np.ndarray
     one_repeat_bytes: np.ndarray
@@ -111,7 +116,7 @@ def _arrays(space: Space) -> SpaceArrays:
         )
         for repeated in (True, False)
     )
-    recomputed = np.repeat([v.kind == "op" and v.node in base.replayed for v in variables], sizes)
+    again = _runs_again(space)
     workspace = {False: costs.workspace_bytes, True: costs.workspace_without_weights_bytes}
     least_saved = np.minimum.reduceat(costs.saved_bytes_epilogue, first)
     return SpaceArrays(
@@ -126,10 +131,13 @@ def _arrays(space: Space) -> SpaceArrays:
         outside_remaining_bytes=count * costs.grad_remaining_bytes * outside,
         pass_s=costs.forward_s + costs.backward_s,
         recompute_s={
-            "block": np.where(recomputed, costs.forward_s, 0.0),
-            "block-keep": np.where(recomputed, costs.forward_s - costs.not_recomputed_s, 0.0),
+            "block": np.where(again["block"], costs.forward_s, 0.0),
+            "block-keep": np.where(
+                again["block-keep"], costs.forward_s - costs.not_recomputed_s, 0.0
+            ),
         },
         copy_s=_copy_s(space, costs),
+        waits_s=_waits_s(space, again["block"]),
         epilogue=np.repeat(in_epilogue, sizes),
         turn=turn,
         one_repeat_bytes=costs.saved_bytes_one_repeat
@@ -166,6 +174,34 @@ def _copy_s(space: Space, costs: OptionCosts) -> dict[str, np.ndarray]:
         "block-keep": costs.stacked_bytes_remat + sums,
     }
     return {recompute: price.loop_copy_s(size, size) for recompute, size in stacked.items()}
+
+
+def _runs_again(space: Space) -> dict[str, np.ndarray]:
+    """Per way to recompute whether an option's nodes run again: in emitted programs what a backward
+    pass asks for, in frameworks' what these say. [options]"""
+    base, price, found = space.base, space.pricer, dict[str, np.ndarray]()
+    for recompute in ("block", "block-keep"):
+        again = base.replayed
+        if price.runtime.kernels is not None and base.training:
+            again = runs_again(base, recompute, price)
+        of = [v.kind == "op" and v.node in again for v in space.variables]
+        found[recompute] = np.repeat(of, [v.options for v in space.variables])
+    return found
+
+
+def _waits_s(space: Space, recomputed: np.ndarray) -> dict[str, np.ndarray]:
+    """SpaceArrays.waits_s. recomputed: whether an option's nodes run again with their blocks; with
+    results of collectives saved they need not."""
+    each = np.array(
+        [
+            host_waits_s(space.base, v.node, space.pricer) if v.kind == "op" else (0.0, 0.0)
+            for v in space.variables
+        ]
+    ).reshape(-1, 2)
+    counts = np.array([[v.count] for v in space.variables]).reshape(-1, 1)
+    forward, backward = np.repeat(counts * each, [v.options for v in space.variables], axis=0).T
+    once = forward + backward
+    return dict.fromkeys(RECOMPUTE, once) | {"block": once + recomputed * forward}
 
 
 def _trained(space: Space) -> TrainedVariables | None:

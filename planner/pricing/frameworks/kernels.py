@@ -63,6 +63,16 @@ def together(base: GraphFacts, i: int) -> int:
     return sum(bool(base.rules[j].flops) for j, _ in base.graph.consumers.get(name, ()))
 
 
+def host_waits_s(base: GraphFacts, i: int, pricer: Pricer) -> tuple[float, float]:
+    """Seconds of (forward, backward) in `times` that node i waits for the host in each pass,
+    however few rows the pass has."""
+    kernels, node = pricer.runtime.kernels, base.graph.nodes[i]
+    if kernels is None or node.op != ROUTED_EXPERTS:
+        return 0.0, 0.0
+    trained = base.training and not base.grad.isdisjoint(node.outputs)
+    return kernels.expert_waits_s, kernels.expert_waits_s * trained
+
+
 def _busiest(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> float:
     """Work of the busiest device over the mean."""
     node = base.graph.nodes[i]

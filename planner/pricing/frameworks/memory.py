@@ -83,7 +83,7 @@ def memory_of(
         entering=activations.entering,
         microbatches=flow.plan.microbatches,
         recompute=flow.plan.recompute,
-        layers_before=attentions_before(base, stages),
+        layers_before=attentions_before(base, stages.first),
     )
 
 

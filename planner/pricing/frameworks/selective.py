@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from costmodels.runtimes import Runtime
 from planner.analysis.facts import GraphFacts
+from planner.execution.save_policies import BLOCK
 from planner.graph.ir import Graph
 from planner.ops import operator_of
 from planner.ops.expert_load import ROUTED_EXPERTS
 from planner.ops.loss import CROSS_ENTROPY
 from planner.ops.shape import SPLIT
 from planner.pricing.frameworks.kernels import role
+from planner.pricing.frameworks.stages import attentions_before
+from planner.pricing.pricer import Pricer
 
 NORMS, LATENTS, ROUTED, DENSE, SHARED = "norms", "latents", "routed", "dense", "shared"
 """Modules: norms, products that widen latents, what routed experts' activation leaves, dense
@@ -31,6 +34,27 @@ def made_again(base: GraphFacts, i: int, runtime: Runtime) -> bool:
     if key not in memo:
         memo[key] = _of_modules(base.graph) if runtime.remakes_modules else _by_operator(base)
     return i in memo[key]
+
+
+def runs_again(base: GraphFacts, recompute: str, pricer: Pricer) -> frozenset[int]:
+    """The nodes that run a second time under a way to recompute (costmodels.frameworks.step_time):
+    all of the blocks, and of layers before them, or what of that `made_again` says."""
+    run = base.dealt[0] if pricer.mesh.stages > 1 and base.dealt is not None else None
+    first, period, repeats = run or max(
+        base.runs, key=lambda run: run[1] * run[2], default=(0, 0, 1)
+    )
+    key = "runs again", first, period, repeats, recompute, pricer.runtime.remakes_modules
+    memo, nodes = base.graph.memo, base.graph.nodes
+    if key not in memo:
+        begins = 0 if attentions_before(base, first) else first
+        memo[key] = frozenset(
+            i
+            for i in range(begins, first + period * repeats)
+            if not operator_of(nodes[i].op).free
+            and (recompute == BLOCK or made_again(base, i, pricer.runtime))
+        )
+    found: frozenset[int] = memo[key]
+    return found
 
 
 def modules(graph: Graph) -> tuple[str, ...]:

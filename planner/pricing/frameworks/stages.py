@@ -80,9 +80,9 @@ def share_layers_before(base: GraphFacts, pipeline: Pipeline) -> bool:
     return 1 / 2 <= before <= (before + pipeline.repeats) / pipeline.stages
 
 
-def attentions_before(base: GraphFacts, stages: StageAssignment) -> int:
-    """Layers before the blocks, by their attentions."""
-    before = base.graph.nodes[: stages.first]
+def attentions_before(base: GraphFacts, first: int) -> int:
+    """Layers before the blocks, which begin at node `first`, by their attentions."""
+    before = base.graph.nodes[:first]
     return sum(operator_of(node.op).kind == "attention" for node in before)
 
 

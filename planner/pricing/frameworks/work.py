@@ -66,7 +66,7 @@ def work_of(
         optimizer_elements=_updated(base, flow, stages) if base.training else 0.0,
         microbatches=micro if base.training else 1,
         recompute=flow.plan.recompute,
-        layers_before=attentions_before(base, stages),
+        layers_before=attentions_before(base, stages.first),
     )
 
 
