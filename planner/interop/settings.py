@@ -178,7 +178,7 @@ class Rounds:
         other kernels."""
         self.microbatches(launcher, 1)
         if not beside:
-            self.to("kernels wait for experts' rows", exchanges=WAITING)
+            self._waiting()
         if not by_name:
             self.to("what enters blocks stays on the devices", offload=())
         if self.now.recompute == BLOCK_KEEP and not (selective and self.framework):
@@ -187,6 +187,15 @@ class Rounds:
             self.to("recompute is of whole blocks, no value of them saved", recompute="block")
         if self.now.zero_stage and self.now.replicas * self.now.sequence == 1:
             self.to("no optimizer sharding where there is one replica", zero_stage=0)
+
+    def _waiting(self) -> None:
+        self.to("kernels wait for experts' rows", exchanges=WAITING)
+
+    def together(self, reason: str) -> None:
+        """All experts on every replica: none of their rows travel, for which kernels would wait."""
+        if self.now.expert > 1:
+            self._waiting()
+            self.to(reason, data=self.now.replicas, expert=1)
 
     def unstaged(self) -> None:
         """Pipeline stages as replicas."""

@@ -32,6 +32,7 @@ from costmodels.hardware.units import show_bytes
 from costmodels.precision import recipe_in
 from planner.errors import PlanError
 from planner.execution.plan import Plan
+from planner.execution.techniques import BESIDE
 from planner.graph.ir import Graph
 from planner.ops import operator_of
 from planner.ops.lookup import rule_of
@@ -379,7 +380,7 @@ def work(request: Mapping[str, Any], write: Any) -> None:
         " verified"
     )
     notes = (*([twin] if precision != "fp32" else []), *offload_notes(plan, "cpu"))
-    notes = (*notes, *routing_notes(graph))
+    notes = (*notes, *routing_notes(graph, plan))
     planned_bytes = int(strategy.costs["memory_per_device_bytes"])
     rows = figures(predicted, plan, compiled, backend, planned_bytes)
     report = VerifyReport(
@@ -457,19 +458,19 @@ def offload_notes(plan: Plan, kind: str) -> tuple[str, ...]:
     )
 
 
-def routing_notes(graph: Graph) -> tuple[str, ...]:
-    """What is said of loops whose length no compiler knows."""
+def routing_notes(graph: Graph, plan: Plan) -> tuple[str, ...]:
+    """What is said of loops whose length no compiler knows, and of exchanges that a framework alone
+    runs beside other kernels."""
     routed = any(operator_of(n.op).kind == "experts" for n in graph.nodes)
-    return (
-        (
-            (
-                "blocks of routed experts, and rounds of their exchange, are counted as often as"
-                " they run when the router is balanced"
-            ),
-        )
-        if routed
-        else ()
+    counted = (
+        "blocks of routed experts, and rounds of their exchange, are counted as often as they run"
+        " when the router is balanced"
     )
+    beside = (
+        "experts' rows are priced as sent beside other kernels, as the plan's framework does; this"
+        " program's kernels wait for them"
+    )
+    return (*[counted] * routed, *[beside] * (plan.exchanges == BESIDE))
 
 
 def recorded_model(strategy: Strategy, source: str) -> Model:
@@ -486,7 +487,7 @@ def ahead_notes(plan: Plan, graph: Graph, target: Target) -> tuple[str, ...]:
         "peak and temporaries are predicted without the allowance for fragmentation that a plan"
         " adds"
     ]
-    notes += [*offload_notes(plan, target.kind), *routing_notes(graph)]
+    notes += [*offload_notes(plan, target.kind), *routing_notes(graph, plan)]
     return tuple(notes)
 
 

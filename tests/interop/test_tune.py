@@ -20,6 +20,7 @@ from planner.interop.price import LAUNCHERS, hand_over, read_configuration
 from planner.interop.settings import Facts, Settings
 from planner.machine.topology import for_devices
 from planner.pins.launcher_space import SPACES, ends
+from planner.pins.pins import Pins
 from planner.search.build_request import build_request
 from planner.search.options import MachineOptions, SearchOptions, StepOptions
 from planner.search.search import Search
@@ -382,3 +383,14 @@ def test_tune_finds_exchanges_beside_kernels_and_promises_their_price(
     made, runtime = tmp_path / "again.plan.json", ("--runtime", "megatron", "-o")
     assert main(["import", str(out), "--model", MIXTURE, *NODES, *runtime, str(made)]) == 0
     assert Strategy.load(made).costs["step_time_s"] == pytest.approx(best["step_time_s"])
+
+
+@pytest.mark.parametrize("launcher", ["hf", "levanter", "maxtext", "torchtitan"])
+def test_exchanges_beside_kernels_are_rounded_and_each_rounding_is_priced(launcher: str) -> None:
+    machine = {"devices": 8, "hardware": "h100", "batch": 32, "runtime": "megatron"}
+    pins = Pins({"expert": (8,)}, {"exchanges": "beside"})
+    made = hand_over(
+        planner.plan(MIXTURE, pins=pins, baselines=False, **machine), MIXTURE, launcher
+    )
+    assert "kernels wait for experts' rows" in [row.reason for row in made.rows]
+    assert all(row.cost is not None for row in made.rows)

@@ -402,3 +402,25 @@ def test_stored_indices_stay_inside_their_tables() -> None:
         if value is not None:
             column = value if look.column is None else value[..., look.column]
             assert column.max() < small.tensors[look.table].shape[look.axis]
+
+
+def test_it_is_said_that_programs_wait_for_rows_that_a_framework_sends_beside_kernels() -> None:
+    model = "zoo:mixtral-8x7b,layers=2,hidden=256,heads=4,kv_heads=4,ff=512,vocab=1024,seq=512"
+    said = {}
+    for how in ("waiting", "beside"):
+        pins = Pins({"expert": (8,)}, {"exchanges": how})
+        strategy = planner.plan(
+            model,
+            devices=8,
+            hardware="h100",
+            batch=32,
+            runtime="megatron",
+            pins=pins,
+            baselines=False,
+        )
+        assert strategy.graph is not None
+        said[how] = worker.routing_notes(strategy.graph, strategy.plan_for(strategy.graph))
+    assert [n for n in said["beside"] if n not in said["waiting"]] == [
+        "experts' rows are priced as sent beside other kernels, as the plan's framework does; this"
+        " program's kernels wait for them"
+    ]

@@ -94,10 +94,7 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     """Rounds settings to what transformers can express; returns what it cannot and what has no
     price."""
     rounds.unstaged()
-    if rounds.now.expert > 1:
-        rounds.to(
-            "experts are not cut apart: data parallel instead", data=rounds.now.replicas, expert=1
-        )
+    rounds.together("experts are not cut apart: data parallel instead")
     rounds.usual("transformers")
     if rounds.now.zero_stage == 1:
         rounds.to("sharded ranks scatter gradients too: ZeRO-2", zero_stage=2)

@@ -64,8 +64,7 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     """Rounds settings to what Levanter can express; returns what it cannot and what has no
     price."""
     rounds.unstaged()
-    if rounds.now.expert > 1:
-        rounds.to("no axis of experts: data parallel instead", data=rounds.now.replicas, expert=1)
+    rounds.together("no axis of experts: data parallel instead")
     rounds.usual("Levanter")
     if rounds.now.zero_stage in (1, 2):
         rounds.to("state, gradients and parameters are sharded alike: ZeRO-3", zero_stage=3)
