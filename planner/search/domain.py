@@ -12,6 +12,7 @@ from planner.errors import PlanError
 from planner.execution.block_values import names_there
 from planner.execution.save_policies import BLOCK, is_named, kept_among
 from planner.execution.techniques import (
+    BESIDE,
     BLOCK_KEEP,
     BY_NAME,
     DUALPIPE,
@@ -43,7 +44,7 @@ from planner.search.request import Candidate, Request
 from planner.sharding.candidates import candidates
 from planner.sharding.layout import STAGE
 from planner.sharding.rule import Limits
-from planner.space.families import Allowed, as_named, batch_only
+from planner.space.families import Allowed, as_named, batch_only, exchanging
 from planner.space.propagation import MODES, by_hand, propagated
 from planner.workload.host_tables import PLACES
 from planner.workload.model import Model
@@ -404,6 +405,8 @@ class SearchDomain:
             else frozenset()
         )
         named = as_named(base, mesh, names, held, limits, pins.tensor) if names else held
+        if pins.techniques.get("exchanges") == BESIDE:
+            named = exchanging(base, mesh, named, limits)
         return by_hand(base, mesh, held, named) if self.request.mode == "hybrid" else named
 
     def keeps(self, c: Candidate) -> bool:

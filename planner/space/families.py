@@ -11,8 +11,11 @@ import numpy as np
 from planner.analysis.axis_roles import REPLICATED, role_named
 from planner.analysis.columns_rows import COLUMNS, directions
 from planner.analysis.facts import GraphFacts
+from planner.errors import PlanError
 from planner.machine.topology import Mesh
 from planner.ops import operator_of
+from planner.ops.expert_load import ROUTED_EXPERTS
+from planner.ops.experts import exchanges
 from planner.sharding.candidates import candidates
 from planner.sharding.rule import PENDING, Limits, Split, legal
 from planner.space.variables import Link, Space, Variable
@@ -81,6 +84,24 @@ def as_named(
             _FOLLOWING[key] = splits, _following(base, i, splits, claims, tensor)
         left = _FOLLOWING[key][1]
         out |= {i: left for i in alike.nodes if i not in pinned}
+    return out
+
+
+def exchanging(base: GraphFacts, mesh: Mesh, left: Allowed, limits: Limits) -> Allowed:
+    """Of the splits that are left those under which experts' rows travel. Raises PlanError P025
+    where there are none."""
+    sizes, out = dict(mesh.shape), dict(left)
+    experts = [i for i in base.times if base.graph.nodes[i].op == ROUTED_EXPERTS]
+    for i in experts:
+        among = left.get(i) or base.reachable(i, candidates(base.rules[i], sizes, limits))
+        out[i] = tuple(s for s in among if exchanges(base.rules[i], s))
+    if not experts or not all(out[i] for i in experts):
+        where = " x ".join(f"{a} {n}" for a, n in sizes.items())
+        raise PlanError(
+            "P025",
+            f"pin exchanges = beside: no rows of routed experts travel on the mesh {where}",
+            help=["expert=N spreads routed experts over N devices", "exchanges=waiting"],
+        )
     return out
 
 

@@ -352,3 +352,24 @@ def test_megatron_is_planned_with_exchanges_beside_other_kernels() -> None:
         planned("exchanges=beside", "recompute=block")
     with pytest.raises(PlanError, match="wait for experts' rows"):
         planned("exchanges=beside", runtime="fsdp")
+
+
+def test_pinned_exchanges_are_planned_where_the_best_plan_has_none() -> None:
+    """Each mesh was solved for splits that send no rows, and refused for them."""
+
+    def planned(model: str, pins: str) -> Strategy:
+        return planner.plan(
+            f"zoo:{model},layers=4,hidden=512,ff=1024,vocab=2048,seq=512",
+            devices=16,
+            hardware="a100-80gb",
+            batch=1024,
+            baselines=False,
+            remedies=False,
+            pins=pins,
+            runtime="megatron",
+        )
+
+    assert planned("mixtral-8x7b", "exchanges=waiting").mesh_shape == (("data", 16),)
+    assert planned("mixtral-8x7b", "exchanges=beside").techniques["exchanges"] == "beside"
+    with pytest.raises(PlanError, match="no rows of routed experts travel"):
+        planned("llama3-8b", "exchanges=beside")
