@@ -53,6 +53,54 @@ class KernelNeed:
     rows: float = 0.0
 
 
+@dataclass(frozen=True)
+class KernelPart:
+    """A part of a node's seconds: what takes them, how much of it there is forward (bytes, or FLOPs
+    of what computes), and how much of that a second; 0 and 0 of what waits."""
+
+    what: str
+    amount: float
+    per_s: float
+    forward_s: float
+    backward_s: float
+    computes: bool = False
+
+
+def kernel_parts(
+    need: KernelNeed, device: Device, kernels: Kernels, rates: Rates
+) -> tuple[KernelPart, ...]:
+    """What the seconds of `kernel_times_s` are made of."""
+    forward, backward = kernel_times_s(need, device, kernels, rates)
+    memory, trained = memory_bytes_per_s(device, rates), need.backward > 0
+    if need.role == "attention":
+        masked = need.flops * (0.5 if need.causal and kernels.flash else 1.0)
+        what = f"attention ({kernels.attention if kernels.flash else 'scores through memory'})"
+        return (KernelPart(what, masked, masked / forward, forward, backward, computes=True),)
+    if need.role == "CrossEntropyLoss" or not need.flops:
+        what = "passes over logits" if need.role == "CrossEntropyLoss" else "passes over memory"
+        return (KernelPart(what, forward * memory, memory, forward, backward),)
+    parts = list[KernelPart]()
+    if need.rows:
+        rows_s = _expert_rows_s(need, kernels, memory)
+        what = "experts' rows sorted, cast and activated"
+        parts.append(KernelPart(what, rows_s[0] * memory, memory, rows_s[0], rows_s[1] * trained))
+        waits, what = kernels.expert_waits_s, "the host, which reads how many rows experts get"
+        parts.append(KernelPart(what, 0.0, 0.0, waits, waits * trained))
+    elif kernels.cast and need.dtype in EIGHT_BIT:
+        shared = need.ins * need.flops / need.together
+        cast, back = (kernels.cast * size / memory for size in (shared, need.outs))
+        parts.append(KernelPart("casts to eight bits", cast * memory, memory, cast, back * trained))
+    forward -= sum(part.forward_s for part in parts)
+    backward -= sum(part.backward_s for part in parts)
+    rate = device.peak(need.dtype) * product_efficiency(device, rates, need.together)
+    moved = need.ins + need.outs
+    if need.flops / rate < moved / memory:
+        product = KernelPart("products, as they read", moved, memory, forward, backward)
+    else:
+        product = KernelPart("products", need.flops, rate, forward, backward, computes=True)
+    return (product, *parts)
+
+
 def kernel_times_s(
     need: KernelNeed, device: Device, kernels: Kernels, rates: Rates
 ) -> tuple[float, float]:

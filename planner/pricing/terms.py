@@ -14,13 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
+from costmodels.frameworks.kernels import KernelNeed, KernelPart, kernel_parts
 from costmodels.hardware.device import DEVICES, AttentionPass, Device
 from costmodels.kernels import slowdown
 from costmodels.products import Product
 from costmodels.runtimes import FOLDER
 from planner.analysis.facts import GraphFacts
+from planner.ops import operator_of
 from planner.ops.cost import Kernel
-from planner.pricing.kernels import kernel_times
+from planner.pricing.frameworks.kernels import need_of
+from planner.pricing.kernels import kernel_times, local_bytes
 from planner.pricing.pricer import Pricer
 from planner.sharding.rule import Split
 
@@ -57,12 +60,14 @@ class Constant:
 @dataclass(frozen=True)
 class Terms:
     """kernels: what was asked of the pricer in turn; forward_s, backward_s: of one pass, which are
-    made of them (a backward pass that is a multiple of the forward pass asks for nothing)."""
+    made of them (a backward pass that is a multiple of the forward pass asks for nothing). parts:
+    the same of a node as a framework runs it, which asks the pricer for none."""
 
     kernels: tuple[Term, ...]
     forward_s: float
     backward_s: float
     constants: tuple[Constant, ...]
+    parts: tuple[KernelPart, ...] = ()
 
 
 @dataclass
@@ -104,8 +109,32 @@ def terms_of(
     """The terms of node i under a split. axes: those that its collectives run over."""
     noting = Noting(pricer.topology, pricer.mesh, pricer.runtime, pricer.recipe)
     forward, backward = kernel_times(base, i, split, noting)
-    kernels = tuple(noting.noted)
-    return Terms(kernels, forward, backward, constants(pricer, kernels, axes))
+    kernels, set_of = tuple(noting.noted), pricer.runtime.kernels
+    found = constants(pricer, kernels, axes)
+    if set_of is None or operator_of(base.graph.nodes[i].op).free:
+        return Terms(kernels, forward, backward, found)
+    need = need_of(base, i, split, *local_bytes(base, i, split, pricer), pricer)
+    parts = kernel_parts(need, pricer.topology.device, set_of, pricer.rates)
+    return Terms(kernels, forward, backward, (*of_parts(pricer, need), *found), parts)
+
+
+def of_parts(pricer: Pricer, need: KernelNeed) -> tuple[Constant, ...]:
+    """The figures behind the seconds of a framework's kernels, those of links aside."""
+    chip = pricer.topology.device
+    path = Path(chip.file) if chip.file else DEVICES / f"{chip.name}.toml"
+    keys = ["memory.bandwidth", "memory.efficiency"]
+    if need.flops:
+        keys = [f"peak.{need.dtype}", "matmul.efficiency", *keys]
+    found = [_of_device(chip, path, key) for key in keys]
+    runtime = pricer.runtime
+    profile, sets = FOLDER / f"{runtime.name}.toml", FOLDER / "kernel_sets.toml"
+    own = f"per_device.{chip.name}" if chip.name in runtime.per_device else "rates"
+    for key in ("matmul", "memory") if runtime.name not in chip.rates else ():
+        found.append(_constant(profile, own, key, runtime.sources, runtime.guessed))
+    if need.rows:
+        fitted = {"expert_waits_s": "fitted to runs of mixtures (docs/published-runs.md)"}
+        found.append(_constant(sets, "fsdp", "expert_waits_s", fitted, {}))
+    return tuple(c for c in found if c.value)
 
 
 def constants(

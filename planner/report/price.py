@@ -32,7 +32,7 @@ def price_text(
     """The lines behind a node's price. detail: its row of planner.pricing.breakdown."""
     kernels = detail["kernels"]
     lines = ["", style.bold("price of its kernels, of one device")]
-    lines += _kernels(terms, pricer)
+    lines += _parts(terms) if terms.parts else _kernels(terms, pricer)
     lines += hang("", _sum(terms, kernels, step_s), width)
     lines += _moves(detail["moves"], pricer, width, style)
     lines += ["", style.bold("constants")]
@@ -79,6 +79,19 @@ def _kernels(terms: Terms, pricer: Pricer) -> list[str]:
     lines = table(rows, right=(0, 1, 2, 3, 4, 5))
     products = [term for term in _merged(terms.kernels) if term.extents]
     return [*lines, *(_waves(term, pricer) for term in products)]
+
+
+def _parts(terms: Terms) -> list[str]:
+    """A row for each part of what a framework's kernels take."""
+    rows = [["", "forward", "at", "takes", "backward"]]
+    for part in terms.parts:
+        told = ["-", "-"]
+        if part.computes:
+            told = [_flops(part.amount), f"{part.per_s / 1e12:.0f} TFLOP/s"]
+        elif part.amount:
+            told = [show_bytes(part.amount), f"{part.per_s / 1e9:,.0f} GB/s"]
+        rows.append([part.what, *told, show_time(part.forward_s), show_time(part.backward_s)])
+    return table(rows, right=(1, 2, 3, 4))
 
 
 def _waves(term: Term, pricer: Pricer) -> str:

@@ -9,7 +9,12 @@ import pytest
 
 import planner
 from costmodels.collectives import DISPATCH
-from costmodels.frameworks.kernels import KernelNeed, kernel_times_s, memory_bytes_per_s
+from costmodels.frameworks.kernels import (
+    KernelNeed,
+    kernel_parts,
+    kernel_times_s,
+    memory_bytes_per_s,
+)
 from costmodels.frameworks.peak_memory import (
     FrameworkMemory,
     beside_more,
@@ -35,7 +40,7 @@ from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import for_devices
 from planner.ops.expert_load import ROUTED_EXPERTS, expert_nodes
 from planner.pricing.frameworks.dispatch import choice_groups, dispatch_of, reached
-from planner.pricing.frameworks.kernels import role
+from planner.pricing.frameworks.kernels import need_of, role
 from planner.pricing.frameworks.memory import rows_bytes
 from planner.pricing.frameworks.selective import (
     DENSE,
@@ -46,7 +51,9 @@ from planner.pricing.frameworks.selective import (
     made_again,
     modules,
 )
+from planner.pricing.kernels import local_bytes
 from planner.pricing.pricer import Pricer
+from planner.pricing.terms import terms_of
 from planner.report.summary import techniques
 from planner.sharding.rule import Split
 from planner.strategy.strategy import Strategy
@@ -373,3 +380,39 @@ def test_pinned_exchanges_are_planned_where_the_best_plan_has_none() -> None:
     assert planned("mixtral-8x7b", "exchanges=beside").techniques["exchanges"] == "beside"
     with pytest.raises(PlanError, match="no rows of routed experts travel"):
         planned("llama3-8b", "exchanges=beside")
+
+
+@pytest.mark.parametrize("kernels", ["fsdp", "fused-norm", "nvidia", "nvidia-fp8"])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "fp8"])
+def test_the_parts_of_a_price_are_all_of_it(kernels: str, precision: str) -> None:
+    """Of every node of a mixture with latents, as `plan explain --price` shows them."""
+    base, used = _facts("zoo:deepseek-tiny,layers=3,dense_layers=1"), load_kernels(kernels)
+    topology = for_devices("h100-sxm", 8)
+    pricer = Pricer(topology, pinned_mesh(topology, {"data": 8}), RUNTIME, load_recipe(precision))
+    shown = set[str]()
+    for i in base.times:
+        need = need_of(base, i, Split(), *local_bytes(base, i, Split(), pricer), pricer)
+        times = kernel_times_s(need, DEVICE, used, RUNTIME.rates)
+        parts = kernel_parts(need, DEVICE, used, RUNTIME.rates)
+        assert isclose(sum(p.forward_s for p in parts), times[0], abs_tol=1e-15)
+        assert isclose(sum(p.backward_s for p in parts), times[1], abs_tol=1e-15)
+        assert all(
+            isclose(p.forward_s * p.per_s, p.amount, rel_tol=1e-9) for p in parts if p.amount
+        )
+        shown |= {p.what for p in parts}
+    assert {"products", "passes over memory"} <= shown and len(shown) >= 6
+
+
+def test_the_price_of_a_frameworks_node_is_explained() -> None:
+    """It said "no kernel: it is a view" of all of them."""
+    base = _facts("zoo:mixtral-tiny")
+    topology = for_devices("h100-sxm", 8)
+    pricer = Pricer(
+        topology, pinned_mesh(topology, {"data": 8}), RUNTIME, load_recipe("bf16-mixed")
+    )
+    i, _ = next(expert_nodes(base.graph))
+    terms = terms_of(base, i, Split(), pricer)
+    assert [p.what.split(",")[0] for p in terms.parts][-1] == "the host"
+    named = {c.name: c.place for c in terms.constants}
+    assert named["fsdp.expert_waits_s"].startswith("kernel_sets.toml:")
+    assert named["per_device.h100-sxm.matmul"].startswith("megatron.toml:")
