@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from planner.execution.techniques import BESIDE, INTERLEAVED
+from planner.graph.ir import Graph
 from planner.ops.expert_load import expert_nodes
 from planner.pricing.frameworks.dispatch import EXCHANGE, beside
 from planner.solvers.problem import Solution
@@ -32,11 +33,8 @@ def with_exchanges_beside(
 ) -> Candidate:
     """The best plan, or one of those priced with exchanges beside kernels where that is shorter and
     takes so many bytes at most."""
-    request = search.request
-    open_to_it = request.runtime.exchange_slows and "exchanges" not in request.pins.techniques
-    if not (search.training and open_to_it and request.objective == "step"):
-        return best
-    if next(expert_nodes(search.details[id(best)][1].base.graph), None) is None:
+    graph = search.details[id(best)][1].base.graph
+    if not may_be_beside(search, graph) or search.request.objective != "step":
         return best
     least = {id(c): c.cost.step_time_s - _sent_s(c) for c in (best, *priced)}
     could = {
@@ -51,6 +49,14 @@ def with_exchanges_beside(
             if again is not None and again.cost.memory.total <= limit_bytes:
                 found = min(found, again, key=lambda c: c.cost.step_time_s)
     return found
+
+
+def may_be_beside(search: Solving, graph: Graph) -> bool:
+    """Whether plans of a model may send experts' rows beside kernels, nothing being pinned of it.
+    Bounds hold for those alone that wait: of what is proven nothing is left."""
+    request = search.request
+    free = request.runtime.exchange_slows and "exchanges" not in request.pins.techniques
+    return bool(search.training and free and next(expert_nodes(graph), None) is not None)
 
 
 def _sent_s(c: Candidate) -> float:

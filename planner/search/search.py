@@ -35,7 +35,7 @@ from planner.search.canonical_form import (
     named,
     on_fewer_axes,
 )
-from planner.search.exchanges_beside import with_exchanges_beside
+from planner.search.exchanges_beside import may_be_beside, with_exchanges_beside
 from planner.search.incremental import from_before, remember
 from planner.search.keys import incremental_key, search_key
 from planner.search.machine_key import machine_key
@@ -170,10 +170,12 @@ class Search(Solving):
         if best is not None and safe is not None and best is not safe:
             baselines[WITH_ROOM] = safe
         # Bounds count all communication of blocks: of plans that hide some of it nothing is proven.
+        base = self.base(1)
         sure = (
             request.objective == "step"
             and np.isfinite(reached.bound_s)
             and (best is None or not overlaps(best.plan))
+            and (base is None or not may_be_beside(self, base.graph))
         )
         holder = search if best is not None and id(best) in search.details else self
         found = holder._complete(best, baselines, reached.bound_s if sure else 0.0, smallest)

@@ -416,3 +416,22 @@ def test_the_price_of_a_frameworks_node_is_explained() -> None:
     named = {c.name: c.place for c in terms.constants}
     assert named["fsdp.expert_waits_s"].startswith("kernel_sets.toml:")
     assert named["per_device.h100-sxm.matmul"].startswith("megatron.toml:")
+
+
+def test_nothing_is_proven_where_exchanges_may_be_beside_kernels() -> None:
+    """A pinned mesh with exchanges beside kernels was below the bound of plans that wait."""
+
+    def planned(*pins: str) -> Strategy:
+        return planner.plan(
+            "zoo:mixtral-8x7b,layers=4,hidden=1024,heads=16,ff=2048,vocab=8192,seq=1024",
+            devices=16,
+            hardware="h100-sxm",
+            batch=64,
+            baselines=False,
+            remedies=False,
+            runtime="megatron",
+            pins=",".join(pins) or None,
+        )
+
+    free, waiting = planned(), planned("exchanges=waiting")
+    assert not free.solver["bound_s"] and waiting.solver["bound_s"] > 0
