@@ -169,14 +169,7 @@ class Search(Solving):
             return Search(self.model, self.request, self.progress)._searched(how_close)
         if best is not None and safe is not None and best is not safe:
             baselines[WITH_ROOM] = safe
-        # Bounds count all communication of blocks: of plans that hide some of it nothing is proven.
-        base = self.base(1)
-        sure = (
-            request.objective == "step"
-            and np.isfinite(reached.bound_s)
-            and (best is None or not overlaps(best.plan))
-            and (base is None or not may_be_beside(self, base.graph))
-        )
+        sure = self._sure(reached, best)
         holder = search if best is not None and id(best) in search.details else self
         found = holder._complete(best, baselines, reached.bound_s if sure else 0.0, smallest)
         tried, stopped = (
@@ -190,6 +183,17 @@ class Search(Solving):
             tried=tried,
             stopped=stopped,
             covers=reached.covers,
+        )
+
+    def _sure(self, reached: Reached, best: Candidate | None) -> bool:
+        """Whether a bound holds for all plans. Bounds count all communication of blocks: of plans
+        that hide some of it nothing is proven."""
+        base = self.base(1)
+        return (
+            self.request.objective == "step"
+            and bool(np.isfinite(reached.bound_s))
+            and (best is None or not overlaps(best.plan))
+            and (base is None or not may_be_beside(self, base.graph))
         )
 
     def _best_so_far(self, reached: Reached, baselines: Mapping[str, Candidate]) -> Reached:
