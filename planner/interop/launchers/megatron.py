@@ -170,6 +170,7 @@ _ARGUMENT_ALONE = "Megatron-LM follows it as an argument alone (-o FILE.sh)."
 """--yaml-cfg sums gradients of bf16 in float32 whatever a file says (yaml_arguments.py)."""
 
 
+_OVERLAP_NEEDS = "    # Where cfg.comm_overlap is None: CommOverlapConfig(tp_comm_overlap=False)."
 _PRECISION_COUNTS = "    # Its mixed_precision has grad_reduce_in_fp32 too, and the last word."
 
 
@@ -253,6 +254,7 @@ def write_recipe(s: Settings, facts: Facts) -> str:
             f"# {_title(s, facts)} For a recipe of Megatron-Bridge: planned(cfg).",
             "def planned(cfg):",
             *[_PRECISION_COUNTS] * bool(narrow),
+            *[_OVERLAP_NEEDS] * ("comm_overlap" in keys),
             *lines,
             "    return cfg",
             "",
