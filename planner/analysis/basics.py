@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from planner.execution.gated_units import GatedUnits, gated_units
+from planner.execution.layout_flow import zero_stage_frozen
 from planner.execution.loops import loopable_blocks
 from planner.graph.ir import Graph
 from planner.sharding.rule import Rule
@@ -47,6 +48,11 @@ class BasicFacts:
             for first, period, repeats in self.loops
             for i in range(first, first + period * repeats)
         )
+
+    @cached_property
+    def cut_by_zero(self) -> frozenset[str]:
+        """Tensors with a gradient, and weights without one that ZeRO stage 3 cuts all the same."""
+        return self.grad | zero_stage_frozen(self.graph, self.grad)
 
     @cached_property
     def gated(self) -> GatedUnits:

@@ -12,7 +12,7 @@ from planner.execution.pipeline import Schedule
 from planner.execution.recompute import Recomputed, is_gathered
 from planner.execution.shared_collectives import Merged
 from planner.execution.techniques import ZB_H1
-from planner.execution.zero_stages import WEIGHT_COLLECTIVES
+from planner.execution.zero_stages import weight_collectives_of
 from planner.graph.ir import DTYPE_BYTES, Graph, Node
 from planner.sharding.layout import STAGE, Axes, ReshardStep, group
 from planner.sharding.rule import KernelCollective, Rule, Split
@@ -279,10 +279,10 @@ def kernel_collectives(
 
 
 @dataclass(frozen=True)
-class TrainedArray:
-    """A trained weight, or a buffer of several, on one device. full: bytes before the ZeRO stage
-    cuts them over `zero_axes`; piece: after that; rest: the other axes over which its gradient is
-    partial; share: its part of its block's weights."""
+class WeightArray:
+    """A weight that trains or is gathered, or a buffer of several, on one device. full: bytes
+    before the ZeRO stage cuts them over `zero_axes`; piece: after that; rest: the other axes over
+    which its gradient is partial; share: its part of its block's weights."""
 
     what: str
     zero_stage: int
@@ -291,10 +291,11 @@ class TrainedArray:
     full: int
     piece: int
     share: float = 1.0
+    trained: bool = True
 
 
 def weight_collectives(
-    array: TrainedArray,
+    array: WeightArray,
     microbatches: int,
     functions: Mapping[str, int] | None = None,
     stacked: tuple[int, int] = (1, 1),
@@ -308,7 +309,7 @@ def weight_collectives(
     is one when the optimizer runs, and in each microbatch. merged: an equal gradient is reduced in
     its place. looped: under ZeRO stage 3, phases that run beside a loop over blocks.
     """
-    for c in WEIGHT_COLLECTIVES[array.zero_stage]:
+    for c in weight_collectives_of(array.zero_stage, array.trained):
         axes = array.zero_axes if c.cut else array.rest
         if axes:
             yield CollectiveUse(

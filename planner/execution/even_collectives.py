@@ -9,7 +9,7 @@ from math import prod
 from planner.execution.collective import (
     CollectiveUse,
     ItemSize,
-    TrainedArray,
+    WeightArray,
     first_result,
     handover_collectives,
     kernel_collectives,
@@ -74,6 +74,7 @@ class _Reduction:
 
     shape: tuple[int, ...]
     dtype: str
+    trained: bool
     plan: WeightPlan
     scatters: int
     gathers: tuple[tuple[bool, bool], ...]
@@ -265,12 +266,13 @@ class _Census:
         offloaded = offloaded_names(flow, self.blocks)
         known: dict[_Reduction, tuple[CollectiveUse, ...]] = {}  # weights of repeats share one
         for name, plan in flow.weights.items():
-            if name not in flow.grad or name in elsewhere:
+            if name in elsewhere or not (name in flow.grad or is_gathered(flow, name)):
                 continue
             tensor = graph.tensors[name]
             reduction = _Reduction(
                 shape=tensor.shape,
                 dtype=tensor.dtype,
+                trained=name in flow.grad,
                 plan=plan,
                 scatters=self._scatters(name, staged),
                 gathers=tuple(self.gathers.get(name, ())),
@@ -379,7 +381,7 @@ def _reduction(
     layout = cut_layout(plan) if zero_stage else plan.layout
     piece = int(prod(local_shape(reduction.shape, layout, mesh)) * size(reduction.dtype))
     summed = [a for a in plan.grad_partial if not zero_stage or a not in plan.zero_axes]
-    array = TrainedArray(
+    array = WeightArray(
         what=flow.graph.labels.get(name, name),
         zero_stage=zero_stage,
         zero_axes=plan.zero_axes,
@@ -387,6 +389,7 @@ def _reduction(
         full=piece * group(plan.zero_axes, mesh) if zero_stage else piece,  # padded as pieces are
         piece=piece,
         share=shares_of_blocks(flow.graph, flow.plan.repeated_blocks).get(name, 1.0),
+        trained=reduction.trained,
     )
     functions = {
         "forward": sum(in_forward for in_forward, _ in gathers),

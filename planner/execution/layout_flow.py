@@ -151,6 +151,9 @@ class _Derivation:
         self, graph: Graph, plan: Plan, rules: tuple[Rule, ...], grad: frozenset[str]
     ) -> None:
         self.graph, self.plan, self.rules, self.grad = graph, plan, rules, grad
+        self.cut = grad | (zero_stage_frozen(graph, grad) if plan.zero_stage == 3 else frozenset())
+        """What keeps `grad_partial`: tensors with a gradient, and weights without one that the ZeRO
+        stage cuts all the same."""
         self.need: dict[tuple[int, int], Layout] = {}
         self.source: dict[str, Layout] = {}
         self.wanted: dict[str, list[Layout]] = {}  # of a tensor, by its readers
@@ -161,7 +164,7 @@ class _Derivation:
         readings: dict[tuple[int, int], tuple[list[tuple[Layout, Layout]], list[Layout]]] = {}
         need, source, wanted = self.need, self.source, self.wanted
         splits = splits_of_nodes(self.graph, self.plan)
-        every = _operands(self.graph, self.grad)
+        every = _operands(self.graph, self.cut)
         for rule, split, (slots, results) in zip(self.rules, splits, every, strict=True):
             reading = readings.get((id(rule), id(split)))
             if reading is None:
@@ -246,12 +249,11 @@ def weight_plan(
 ) -> WeightPlan:
     """Stored as its consumer cuts it (several: see `_storage`); with optimizer sharding, the state
     (and at ZeRO stage 3 the weight) is also cut over the plan's zero axes among those its gradient
-    is partial over (`zero_stage_dims`)."""
+    is partial over (`zero_stage_dims`). Of a frozen weight targets say where a gradient would be
+    partial under stage 3 alone, which cuts it as if it had one."""
     targets = tuple(dict.fromkeys(targets))
     shape = graph.tensors[name].shape
     layout = targets[0].stored if len(targets) == 1 else _storage(shape, targets, plan, trained)
-    if not trained:
-        return WeightPlan(layout)
     grad_partial = _pending(layout, targets, plan)
     axes = tuple(a for a in grad_partial if a in plan.zero_axes)
     if not plan.zero_stage or not axes:
@@ -289,6 +291,23 @@ def zero_stage_dims(shape: np.ndarray, pieces: np.ndarray, devices: np.ndarray) 
     return dims
 
 
+def zero_stage_frozen(graph: Graph, grad: frozenset[str]) -> frozenset[str]:
+    """Weights without a gradient that ZeRO stage 3 cuts like those with one: gathered where they
+    are used, in the backward pass where that reads them. grad: tensors with a gradient; a graph
+    that has none is not trained, and nothing is cut."""
+    key = "frozen under ZeRO", grad
+    if key not in graph.memo:
+        graph.memo[key] = frozenset(
+            name
+            for name in (graph.weights if grad else ())
+            if name not in grad
+            and name not in graph.host_tables
+            and own_zero_stage(3, graph.tensors[name].shape) == 3
+        )
+    found: frozenset[str] = graph.memo[key]
+    return found
+
+
 def own_zero_stage(zero_stage: int, shape: tuple[int, ...]) -> int:
     """The ZeRO stage of one weight under a plan's. Biases and scales, also those of channels
     ([32, 1, 1]), stay at stage 1 under stage 3: gathering one costs a collective's latency in every
@@ -318,13 +337,12 @@ def _storage(
             *(both for a, b in combinations(wanted, 2) if (both := _cut_by_both(a, b)) is not None),
         )
     ):
-        source = (
-            replace(layout, grad_partial=_pending(layout, targets, plan)) if trained else layout
-        )
+        source = replace(layout, grad_partial=_pending(layout, targets, plan))
         tree = reshard_tree(shape, source, targets, plan.mesh, trained)
         if tree is None:
             continue
-        piece, n = prod(local_shape(shape, layout, sizes)), group(source.grad_partial, sizes)
+        piece = prod(local_shape(shape, layout, sizes))
+        n = group(source.grad_partial, sizes) if trained else 1
         price = (ring_elements(tree.steps(), sizes, trained) + 2 * piece * (n - 1) / n, piece)
         if best is None or price < best[0]:
             best = price, layout

@@ -20,7 +20,7 @@ from math import prod
 from planner.execution.collective import (
     CollectiveUse,
     ItemSize,
-    TrainedArray,
+    WeightArray,
     handover_collectives,
     kernel_collectives,
     path_collectives,
@@ -219,7 +219,7 @@ def collectives_between_stages(flow: Flow, size: ItemSize) -> Iterator[Collectiv
     yield in_step("all-reduce", 8, 1, "forward", "loss and its weight")
     mesh = dict(flow.plan.mesh)
     for b in (b for b in buffers(flow, stages) if b.trained):
-        array = TrainedArray(
+        array = WeightArray(
             what=b.key,
             zero_stage=b.zero_stage,
             zero_axes=b.zero_axes,

@@ -1,4 +1,4 @@
-"""ZeRO stages, and the collectives that each asks for a weight that trains: one table, read by the
+"""ZeRO stages, and the collectives that each asks for a weight: one table, read by the
 census of a plan's collectives and by the prices of all ways that a weight may lie."""
 
 from __future__ import annotations
@@ -41,3 +41,10 @@ WEIGHT_COLLECTIVES: dict[int, tuple[WeightCollective, ...]] = {
 }
 """Per ZeRO stage, in the order of a program. Under stage 3 parameters are gathered where they are
 used, in the backward pass where that reads them, and nothing waits to travel with others."""
+
+
+def weight_collectives_of(zero_stage: int, trained: bool) -> tuple[WeightCollective, ...]:
+    """Those of a weight: of a frozen one what gathers it under stage 3, as it has neither a
+    gradient to reduce nor a new value to hand out."""
+    every = WEIGHT_COLLECTIVES[zero_stage]
+    return every if trained else tuple(c for c in every if c.phase in ("forward", "recompute"))

@@ -1,5 +1,5 @@
 """What a weight costs that is needed in a layout: the reduction of its gradient, its share of the
-optimizer's state and pass, per ZeRO stage.
+optimizer's state and pass, its gathering, per ZeRO stage.
 
 Weights of many operators are priced together: a row is a weight in one layout, and figures are
 arrays over rows. What a weight takes of a device is `costmodels.trained_weight`'s, its collectives
@@ -20,7 +20,7 @@ from costmodels.trained_weight import TrainedWeight
 from planner.execution.layout_flow import own_zero_stage, zero_stage_dims
 from planner.execution.loops import shares_of_blocks
 from planner.execution.weight_offload import can_offload, lookup_tables
-from planner.execution.zero_stages import WEIGHT_COLLECTIVES, ZERO_STAGES
+from planner.execution.zero_stages import ZERO_STAGES, weight_collectives_of
 from planner.pricing.peak_memory import GATHERED_BLOCKS
 from planner.sharding.layout import Axes, group
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WeightCosts:
-    """Seconds and bytes of a device for weights with gradients, under each ZeRO stage and for each
-    option of how they lie. [ZeRO stages, options] each"""
+    """Seconds and bytes of a device for weights, under each ZeRO stage and for each option of how
+    they lie. [ZeRO stages, options] each"""
 
     grad_reduce_per_step_s: np.ndarray
     """Seconds once a step: what is left of the gradients' reduction, the optimizer's pass, new
@@ -83,8 +83,7 @@ class _Weight:
     that stage 3 gathers it again. stacked: of how many repeats a device has it in one array.
     looped: a loop over blocks cuts it out of that. after_loops: only what follows all loops reads
     it. offloaded: it waits in the host's memory. gathered_copies: how many whole ones stage 3 has
-    at a time. element_bytes: of an element where it has no gradient. joined: its part of its
-    block's weights.
+    at a time. element_bytes: of an element. joined: its part of its block's weights.
     """
 
     shape: tuple[int, ...]
@@ -101,16 +100,19 @@ class _Weight:
 
 
 @dataclass(frozen=True)
-class _Trained:
-    """Weights with gradients, each in one layout. [rows] each
+class _Rows:
+    """Weights that all train, or of which none does, each in one layout. [rows] each
 
     whole, piece: elements of a device, and of its piece where a ZeRO stage cuts the weight over so
-    many `devices`. fan_of: which of the fans below. pending, cut, rest: of each fan its axes, those
-    that a ZeRO stage cuts over, and the others.
+    many `devices`, which it `can_cut`. fan_of: which of the fans below. pending, cut, rest: of each
+    fan its axes, those that a ZeRO stage cuts over, and the others.
     """
 
+    trained: bool
     whole: np.ndarray
     piece: np.ndarray
+    can_cut: np.ndarray
+    element_bytes: np.ndarray
     devices: np.ndarray
     stacked: np.ndarray
     regathered: np.ndarray
@@ -262,25 +264,56 @@ class WeightPricer:
         costs.state_bytes[:, ~offloaded] = stored[~offloaded]
         cuts = np.array([w.looped * (1 + w.regathered) for w in weights])
         costs.loop_copy_s[:] = price.weight_copy_s(stored, cuts, 0 * stored)
-        rows = np.flatnonzero(trained)
-        if len(rows):
-            cells[:, :, rows] = self._trained(
-                [weights[k] for k in rows.tolist()],
-                [layouts[k] for k in rows.tolist()],
-                shape[rows],
-                pieces[rows],
-            )
+        frozen = ~trained & np.array([w.zero_stages[-1] == ZERO_STAGES[-1] for w in weights])
+        for chosen, fill in ((trained, self._trained), (frozen, self._frozen)):
+            if len(rows := np.flatnonzero(chosen)):
+                of = [weights[k] for k in rows.tolist()]
+                at = [layouts[k] for k in rows.tolist()]
+                fill(cells, rows, of, self._rows(of, at, shape[rows], pieces[rows]))
         return cells
 
     def _trained(
+        self, cells: np.ndarray, at: np.ndarray, weights: Sequence[_Weight], rows: _Rows
+    ) -> None:
+        """Put in what weights with gradients cost. cells: [fields, ZeRO stages, weights]; at: which
+        of them these rows are."""
+        if not rows.can_cut.any():
+            cells[:, :, at] = self._of_stage(rows, 0)[:, None]
+            return
+        every = np.array([self._of_stage(rows, z) for z in ZERO_STAGES])
+        own = np.where(rows.can_cut[:, None], [w.zero_stages for w in weights], 0)
+        cells[:, :, at] = every[own.T, :, np.arange(len(at))].transpose(2, 0, 1)
+
+    def _frozen(
+        self, cells: np.ndarray, at: np.ndarray, weights: Sequence[_Weight], rows: _Rows
+    ) -> None:
+        """Put in what frozen weights cost that ZeRO stage 3 cuts (as for `_trained`): stored in
+        pieces, gathered where they are used."""
+        zero_stage, costs = ZERO_STAGES[-1], WeightCosts.of(cells[:, ZERO_STAGES[-1]])
+        weight = TrainedWeight(rows.whole, rows.piece, zero_stage)
+        stored = rows.piece * rows.element_bytes
+        gathered = rows.gathered_copies * rows.whole * rows.element_bytes * ~rows.offloaded
+        _, seconds = self._sync_s(rows, weight)
+        seconds += np.where(rows.offloaded, self.pricer.host_s(2 * stored), 0.0)
+        cuts = rows.looped * (1 + rows.regathered)
+        copied = self.pricer.weight_copy_s(stored, cuts, 0 * stored)
+        for put, value in (
+            (costs.grad_reduce_per_microbatch_s, seconds),
+            (costs.loop_copy_s, copied),
+            (costs.state_bytes, np.where(rows.offloaded, 0.0, stored + gathered)),
+            (costs.gathered_bytes, gathered),
+        ):
+            put[at[rows.can_cut]] = value[rows.can_cut]
+
+    def _rows(
         self,
         weights: Sequence[_Weight],
         layouts: Sequence[int],
         shape: np.ndarray,
         pieces: np.ndarray,
-    ) -> np.ndarray:
-        """Of weights with gradients. shape, pieces: extents of each dim, and into how many the
-        layout cuts it [rows, dims]. [fields, ZeRO stages, rows]"""
+    ) -> _Rows:
+        """Weights that all train, or of which none does. shape, pieces: extents of each dim, and
+        into how many the layout cuts it [rows, dims]."""
         fans = [self.pricer.atlas.layouts[n].grad_partial for n in layouts]
         pending = list(dict.fromkeys(fans))
         fan_of = np.array([pending.index(fan) for fan in fans])
@@ -289,10 +322,13 @@ class WeightPricer:
         dim = zero_stage_dims(shape, pieces, devices)
         whole, can_cut = (-(-shape // pieces)).prod(axis=1).astype(np.float64), dim >= 0
         pieces[can_cut, dim[can_cut]] *= devices[can_cut]
-        trained = _Trained(
+        return _Rows(
+            trained=weights[0].trained,
             whole=whole,
             # padded where the devices do not divide the dim
             piece=(-(-shape // pieces)).prod(axis=1).astype(np.float64),
+            can_cut=can_cut,
+            element_bytes=np.array([w.element_bytes for w in weights]),
             devices=devices,
             stacked=np.array([w.stacked for w in weights]),
             regathered=np.array([w.regathered for w in weights]),
@@ -306,15 +342,9 @@ class WeightPricer:
             cut=cut,
             rest=[tuple([a for a in fan if a not in self.zero_axes]) for fan in pending],
         )
-        if not can_cut.any():
-            return np.repeat(self._of_stage(trained, 0)[:, None], len(ZERO_STAGES), axis=1)
-        every = np.array([self._of_stage(trained, z) for z in ZERO_STAGES])
-        own = np.where(can_cut[:, None], [w.zero_stages for w in weights], 0)
-        chosen: np.ndarray = every[own.T, :, np.arange(len(whole))]
-        return chosen.transpose(2, 0, 1)
 
-    def _of_stage(self, rows: _Trained, zero_stage: int) -> np.ndarray:
-        """Of weights that one ZeRO stage all cuts. [fields, rows]"""
+    def _of_stage(self, rows: _Rows, zero_stage: int) -> np.ndarray:
+        """Of weights with gradients that one ZeRO stage all cuts. [fields, rows]"""
         price, recipe = self.pricer, self.pricer.recipe
         weight = TrainedWeight(rows.whole, rows.piece if zero_stage else rows.whole, zero_stage)
         # State that passes through the device while it is used is counted with the whole plan.
@@ -356,7 +386,7 @@ class WeightPricer:
         return costs
 
     def _sync_s(
-        self, rows: _Trained, weight: TrainedWeight[np.ndarray]
+        self, rows: _Rows, weight: TrainedWeight[np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Seconds once a step, of the optimizer's pass and collectives, and of each microbatch's
         collectives. [rows] each"""
@@ -368,7 +398,7 @@ class WeightPricer:
         framework = price.runtime.kernels is not None
         per_step = price.optimizer_s(weight.piece, price.offload)
         per_microbatch = np.zeros(len(rows.whole))
-        for c in WEIGHT_COLLECTIVES[weight.zero_stage]:
+        for c in weight_collectives_of(weight.zero_stage, rows.trained):
             gradient = c.phase == "gradient"
             over = rows.cut if c.cut else rows.rest if weight.zero_stage else rows.pending
             elements = weight.piece * rows.devices if c.cut else weight.piece
@@ -376,7 +406,7 @@ class WeightPricer:
                 c.kind,
                 over,
                 rows.fan_of,
-                elements * (recipe.reduction_bytes if gradient else recipe.parameter_bytes),
+                elements * (recipe.reduction_bytes if gradient else rows.element_bytes),
                 c.bucketed,
                 rows.stacked,
                 rows.joined if weight.zero_stage == 3 and c.cut else np.ones(len(rows.whole)),

@@ -237,13 +237,15 @@ def _weight_bytes(
         if name in elsewhere:
             continue
         t, here = graph.tensors[name], name not in offloaded
-        stored = weight.stored * (
-            recipe.parameter_bytes if t.is_float else pricer.itemsize(t.dtype)
-        )
+        element = recipe.parameter_bytes if t.is_float else pricer.itemsize(t.dtype)
+        stored = weight.stored * element
         result.parameters += stored * here
         users = [i for i, _ in graph.consumers[name]]
         if pipeline and pipeline.copied_weights_share and any(i in pipeline.nodes for i in users):
             result.duplicated += stored * float(pipeline.copied_weights_share)
+        if weight.zero_stage == 3:
+            for i in users:
+                result.gathered[i] = result.gathered.get(i, 0.0) + weight.whole * element
         if name not in flow.grad:
             continue
         # The program takes all gradients, then scatters each: below stage 3 the whole gradient
@@ -263,10 +265,6 @@ def _weight_bytes(
         else:
             result.state += state
         result.gradients_of.append((users, whole, weight.remaining_bytes(recipe)))
-        if weight.zero_stage == 3:
-            for i in users:
-                size = weight.whole * recipe.parameter_bytes
-                result.gathered[i] = result.gathered.get(i, 0.0) + size
         if name in base.own and users[0] in base.repeated:
             # Under stage 3 sums over microbatches are these gradients, and there all the time.
             if plan.zero_stage < 3 or plan.accumulation_steps == 1:

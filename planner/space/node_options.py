@@ -263,9 +263,10 @@ class Kinds:
     def _read(
         self, node: Node, rule: Rule, splits: Sequence[Split]
     ) -> tuple[tuple[LayoutColumn | None, ...], tuple[LayoutColumn, ...]]:
-        """Layouts of operands and results under each split; without a gradient an operand's
-        `grad_partial` axes are plain replication."""
-        grad = tuple([bool(name) and name in self.base.grad for name in node.inputs])
+        """Layouts of operands and results under each split; an operand without a gradient, that no
+        ZeRO stage cuts either, is plainly replicated over its `grad_partial` axes."""
+        cut = self.base.cut_by_zero
+        grad = tuple([bool(name) and name in cut for name in node.inputs])
         slots, count = (
             [slot for slot, name in enumerate(node.inputs) if name],
             sum(map(bool, node.outputs)),
