@@ -5,8 +5,8 @@ causal attention counted (the convention of the Megatron papers), one sample, fo
 of a model weighs beside them. Layers are alike, so a model with many is counted from two small
 ones:
 
-    count(L) = count(a) + (L - a) (count(a + 1) - count(a))      a = 2 layers behind those that
-        differ
+    count(L) = count(a) + (L - a) / p (count(a + p) - count(a))
+        a = 2 layers or more behind those that differ, p layers until the pattern begins anew
 
 which is exact, and keeps the listing of all presets short.
 """
@@ -14,6 +14,7 @@ which is exact, and keeps the listing of all presets short.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,16 +43,29 @@ def count(family: Family, name: str, preset: Preset, values: dict[str, Value]) -
         "batch": 1
     }
     config = family.configure(preset, values)
-    layers, first = getattr(config, "layers", 0), getattr(config, "dense_layers", 0) + 2
-    if layers <= first + 1:
+    layers, first = getattr(config, "layers", 0), _first(config)
+    period = _period(config)
+    first += (layers - first) % period
+    if layers <= first + period:
         found, sample = _measure(make(family, name, preset, values))
     else:
         (a, sample), (b, _) = (
             _measure(make(family, name, preset, {**values, "layers": n}))
-            for n in (first, first + 1)
+            for n in (first, first + period)
         )
-        found = tuple(x + (layers - first) * (y - x) for x, y in zip(a, b, strict=True))
+        found = tuple(x + (layers - first) // period * (y - x) for x, y in zip(a, b, strict=True))
     return Count(found[0], found[0] - getattr(config, "idle", 0), found[1], found[2], sample)
+
+
+def _first(config: Any) -> int:
+    """Two layers behind those that differ from what follows."""
+    return 2 + max(getattr(config, name, 0) for name in ("dense_layers", "window_from"))
+
+
+def _period(config: Any) -> int:
+    """After how many layers they are alike again."""
+    names = ("full_every", "bare_every", "sparse_every")
+    return math.lcm(*(getattr(config, name, 0) or 1 for name in names))
 
 
 def _measure(model: Any) -> tuple[tuple[int, ...], str]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from models_zoo import llama, moe
 from models_zoo.builder import Net, Scope
 from models_zoo.layers import Masking, attend, linear, merge_heads, rms_norm, split_heads
+from models_zoo.rotary import Rotate
 from models_zoo.spec import Family, Preset
 
 
@@ -52,7 +53,7 @@ def build(c: DeepseekConfig, net: Net) -> None:
 
 
 def _latent(
-    s: Scope, x: str, c: DeepseekConfig, kv_rank: int, rotate: llama.Rotate, mask: Masking
+    s: Scope, x: str, c: DeepseekConfig, kv_rank: int, rotate: Rotate, mask: Masking
 ) -> str:
     """[B, S, hidden] -> [B, S, hidden]."""
     heads, wide = c.heads, c.nope + c.rope

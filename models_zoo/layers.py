@@ -42,19 +42,38 @@ def tied_head(s: Scope, x: str, table: str, *, out: str = "") -> str:
     return s.op("MatMul", x, s.op("Transpose", table, perm=[1, 0]), out=out)
 
 
-def language_head(s: Scope, x: str, width: int, vocab: int, table: str = "") -> None:
+# Many parameters: what models choose about their last layer, named at the call.
+def language_head(
+    s: Scope,
+    x: str,
+    width: int,
+    vocab: int,
+    table: str = "",
+    *,
+    bias: bool = False,
+    scale: float = 1.0,
+    cap: float = 0.0,
+) -> None:
     """The model's logits: by the embedding table where one is given, else by a matrix of their
-    own."""
-    if table:
-        tied_head(s, x, table, out="logits")
+    own; multiplied by `scale`, then kept below `cap` by a hyperbolic tangent (0: not)."""
+    last = "" if scale != 1.0 or cap else "logits"
+    if not table:
+        y = linear(s, x, width, vocab, bias=bias, out=last)
+    elif not bias:
+        y = tied_head(s, x, table, out=last)
     else:
-        linear(s, x, width, vocab, bias=False, out="logits")
+        y = s.op("Add", tied_head(s, x, table), s.weight("bias", vocab, std=0.1), out=last)
+    if scale != 1.0:
+        y = s.op("Mul", y, s.f32(scale), out="" if cap else "logits")
+    if cap:
+        s.op("Mul", s.op("Tanh", s.op("Div", y, s.f32(cap))), s.f32(cap), out="logits")
 
 
-def layer_norm(s: Scope, x: str, width: int, epsilon: float = 1e-5) -> str:
+def layer_norm(s: Scope, x: str, width: int, epsilon: float = 1e-5, *, bias: bool = True) -> str:
     """Over the last dim."""
-    scale, bias = s.weight("weight", width, std=0.1, mean=1.0), s.weight("bias", width, std=0.1)
-    return s.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=epsilon)
+    weights = [s.weight("weight", width, std=0.1, mean=1.0)]
+    weights += [s.weight("bias", width, std=0.1)] if bias else []
+    return s.op("LayerNormalization", x, *weights, axis=-1, epsilon=epsilon)
 
 
 def rms_norm(
@@ -64,14 +83,29 @@ def rms_norm(
     scale = s.weight("weight", width, std=0.1, mean=1.0)
     if not decomposed:
         return s.op("RMSNormalization", x, scale, axis=-1, epsilon=epsilon)
+    return s.op("Mul", unit_rms(s, x, epsilon=epsilon), scale)
+
+
+def unit_rms(s: Scope, x: str, *, epsilon: float) -> str:
+    """x / sqrt(mean(x^2) + epsilon) over the last dim."""
     mean = s.op("ReduceMean", s.op("Pow", x, s.f32(2.0)), s.ints(-1), keepdims=1)
     root = s.op("Reciprocal", s.op("Sqrt", s.op("Add", mean, s.f32(epsilon))))
-    return s.op("Mul", s.op("Mul", x, root), scale)
+    return s.op("Mul", x, root)
 
 
 def silu(s: Scope, x: str) -> str:
     """x * sigmoid(x)."""
     return s.op("Mul", x, s.op("Sigmoid", x))
+
+
+def activation(s: Scope, x: str, name: str) -> str:
+    """silu, gelu, gelu-tanh, relu, or relu2: its square."""
+    if name == "silu":
+        return silu(s, x)
+    if name in ("gelu", "gelu-tanh"):
+        return s.op("Gelu", x, approximate="tanh") if name == "gelu-tanh" else s.op("Gelu", x)
+    y = s.op("Relu", x)
+    return s.op("Mul", y, y) if name == "relu2" else y
 
 
 def positions(s: Scope, length: int) -> str:
@@ -101,6 +135,16 @@ def causal_mask(s: Scope, length: int) -> str:
     index = positions(s, length)
     return s.op(
         "LessOrEqual", s.op("Unsqueeze", index, s.ints(0)), s.op("Unsqueeze", index, s.ints(1))
+    )
+
+
+def window_mask(s: Scope, length: int, window: int) -> str:
+    """bool [length, length], True where a key (column) is one of the last `window` up to a query
+    (row), or lies behind it."""
+    index = positions(s, length)
+    first = s.op("Sub", index, s.i64(window - 1))
+    return s.op(
+        "GreaterOrEqual", s.op("Unsqueeze", index, s.ints(0)), s.op("Unsqueeze", first, s.ints(1))
     )
 
 

@@ -1,10 +1,11 @@
-"""Llama: RMSNorm, rotary positions, grouped key heads, SwiGLU.
+"""Llama and decoders close to it: RMSNorm, rotary positions, grouped key heads, SwiGLU.
 
 RMSNormalization and Attention are operators of opset 23; decomposed=1 spreads them out as older
-exporters do. Rotary is spread out by default, x*cos + rotate_half(x)*sin with cos, sin [1, 1, S,
-D], as exporters of opset 23 write it too; rotary=op writes the RotaryEmbedding operator, whose
-positions [batch, seq] follow the batch. Rescaled rotary frequencies (Llama 3.1 and later) change
-constants, not shapes, and are left out.
+exporters do. Rotary is `models_zoo.rotary`'s, rotary=op the operator. Rescaled rotary frequencies
+(Llama 3.1 and later) change constants, not shapes, and are left out.
+
+What other decoders of this kind choose is a field of the configuration: where norms stand, which
+layers see a window of the last keys alone or have no positions, constants that scale.
 """
 
 from __future__ import annotations
@@ -19,32 +20,51 @@ from models_zoo.cache import SEQUENCE, Cache
 from models_zoo.layers import (
     Extend,
     Masking,
-    angles,
+    activation,
     attend,
     causal_mask,
     embedding,
     language_head,
+    layer_norm,
     linear,
     merge_heads,
     positions,
     repeat_heads,
     rms_norm,
-    silu,
     split_heads,
+    unit_rms,
+    window_mask,
 )
+from models_zoo.rotary import Positions, Rotate, rotary, unturned
 from models_zoo.spec import Family, Preset, require
 
 
 @dataclass(frozen=True)
 class LlamaConfig:
     """head_dim: by default hidden / heads. attention_bias, mlp_bias: biases on those projections;
-    qkv_bias: on all but the output's (Qwen 2).
+    qkv_bias: on all but the output's (Qwen 2), head_bias: on the vocabulary's (Phi).
 
-    qk_norm: queries and keys pass an RMSNorm of one head's width (Qwen 3). act=gelu-tanh,
-    scale_embedding (by the root of hidden): Gemma, whose norms multiply by 1 + weight, which is a
-    matter of values. cap: what scores stay below by a hyperbolic tangent (Gemma
-    2), 0 for none. packed: positions of a sequence have the number of theirs (segment_ids), and see
-    those of the same alone. cache: keys and values of earlier tokens are inputs (models_zoo.cache).
+    qk_norm: queries and keys pass an RMSNorm of one head's width (Qwen 3), qk_norm_whole: of all
+    heads' (OLMo 2), qk_norm_turned: of one head's width without a weight, behind rotary positions
+    (Llama 4). act=gelu-tanh, scale_embedding (by the root of hidden): Gemma, whose norms
+    multiply by 1 + weight, which is a matter of values. plain_mlp: no gate. cap: what scores stay
+    below by a hyperbolic tangent (Gemma 2), head_cap: what logits do, 0 for none.
+
+    norm: layer has a bias, layer-scale none. norms: before a layer's two branches, after them
+    (before their sum with what passes by: OLMo 2), around (Gemma 2), around-glm the same under
+    GLM-4's names. parallel: both branches read the same rows, by one norm or by two.
+
+    rotary_dim: features of a head that turn, by default all. window: keys that a query sees, of
+    those up to its own, in layers from window_from on but each full_every-th, 0 for all; chunk:
+    likewise, only keys of its own so many. local_theta: theta of these layers, 0 for the same.
+    bare_every: each such layer has no positions, 0 for none.
+
+    attention_scale: by default width^-1/2. residual_scale, embedding_scale, head_scale multiply
+    what each branch adds, the embedded tokens and the logits (Granite).
+
+    packed: positions of a sequence have the number of theirs (segment_ids), and see
+    those of the same alone. cache: keys and values of earlier tokens are inputs
+    (models_zoo.cache); a window is then left out: all of them are kept and read.
     """
 
     layers: int
@@ -64,11 +84,30 @@ class LlamaConfig:
     rotary: Literal["spread", "op"] = "spread"
     qkv_bias: bool = False
     qk_norm: bool = False
-    act: Literal["silu", "gelu-tanh"] = "silu"
+    act: Literal["silu", "gelu-tanh", "gelu", "relu", "relu2"] = "silu"
     scale_embedding: bool = False
     cap: float = 0.0
     packed: bool = False
     cache: bool = False
+    qk_norm_whole: bool = False
+    qk_norm_turned: bool = False
+    plain_mlp: bool = False
+    norm: Literal["rms", "layer", "layer-scale"] = "rms"
+    norms: Literal["before", "after", "around", "around-glm"] = "before"
+    parallel: Literal["no", "one-norm", "two-norms"] = "no"
+    head_bias: bool = False
+    head_cap: float = 0.0
+    rotary_dim: int | None = None
+    window: int = 0
+    chunk: int = 0
+    full_every: int = 0
+    window_from: int = 0
+    local_theta: float = 0.0
+    bare_every: int = 0
+    attention_scale: float | None = None
+    residual_scale: float = 1.0
+    embedding_scale: float = 1.0
+    head_scale: float = 1.0
 
     @property
     def rows(self) -> int:
@@ -82,17 +121,27 @@ class LlamaConfig:
 
     @property
     def rotary_width(self) -> int:
-        """Features of a head that rotate."""
+        """Features that the rotated part of a head has, those that pass by included."""
         return self.width
 
+    def local(self, layer: int) -> bool:
+        """Whether a layer's queries see a window or a chunk alone."""
+        every = bool(self.full_every) and (layer + 1) % self.full_every == 0
+        return bool(self.window or self.chunk) and layer >= self.window_from and not every
 
-Rotate = Callable[[Scope, str], str]
-"""(module, x [B, H, S, rotary_width]) -> x with its positions turned in."""
+    def bare(self, layer: int) -> bool:
+        """Whether a layer has no positions."""
+        return bool(self.bare_every) and (layer + 1) % self.bare_every == 0
 
 
 def build(c: LlamaConfig, net: Net) -> None:
     """input_ids [batch, seq] -> logits [batch, seq, vocab]."""
-    decoder(c, net, feed=lambda _, s, x: gated(s.at("mlp"), x, c, c.ff))
+    decoder(c, net, feed=lambda _, s, x: mlp(s.at("mlp"), x, c, c.ff))
+
+
+def mlp(s: Scope, x: str, c: LlamaConfig, width: int) -> str:
+    """A feed-forward, `width` wide inside."""
+    return plain(s, x, c, width) if c.plain_mlp else gated(s, x, c, width)
 
 
 def gated(s: Scope, x: str, c: LlamaConfig, width: int) -> str:
@@ -100,13 +149,38 @@ def gated(s: Scope, x: str, c: LlamaConfig, width: int) -> str:
     gate, up = (
         linear(s.at(n), x, c.hidden, width, bias=c.mlp_bias) for n in ("gate_proj", "up_proj")
     )
-    a = s.at("act_fn")
-    gate = silu(a, gate) if c.act == "silu" else a.op("Gelu", gate, approximate="tanh")
+    gate = activation(s.at("act_fn"), gate, c.act)
     return linear(s.at("down_proj"), s.op("Mul", gate, up), width, c.hidden, bias=c.mlp_bias)
+
+
+def plain(s: Scope, x: str, c: LlamaConfig, width: int) -> str:
+    """down(act(up(x))), `width` wide inside."""
+    h = linear(s.at("up_proj"), x, c.hidden, width, bias=c.mlp_bias)
+    h = activation(s.at("act_fn"), h, c.act)
+    return linear(s.at("down_proj"), h, width, c.hidden, bias=c.mlp_bias)
 
 
 Feed = Callable[[int, Scope, str], str]
 """(layer, its module, x [batch, seq, hidden]) -> the feed-forward's result, same shape."""
+Attend = Callable[[Scope, str], str]
+"""(module, x [batch, seq, hidden]) -> the attention's result, same shape."""
+_NORMS = {
+    "before": ("input_layernorm", "", "post_attention_layernorm", ""),
+    "after": ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
+    "around": (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+    "around-glm": (
+        "input_layernorm",
+        "post_self_attn_layernorm",
+        "post_attention_layernorm",
+        "post_mlp_layernorm",
+    ),
+}
+"""Modules of the norms before and after the attention, before and after the feed-forward."""
 
 
 def decoder(
@@ -123,40 +197,88 @@ def decoder(
     cache = Cache(net, c.layers, c.kv_heads, c.width) if c.cache else None
     ids = cache.ids if cache else net.input("input_ids", [net.batch, c.seq], "int64")
     x, table = embedding(s.at("embed_tokens"), ids, c.vocab, c.hidden)
-    if c.scale_embedding:
-        x = s.at("embed_tokens").op("Mul", x, s.f32(c.hidden**0.5))
-    rotate = _rotary(s.at("rotary_emb"), ids, c, cache)
-    mask = (
-        Masking(keys=cache.allowed)
-        if cache
-        else Masking(
-            causal=True,
-            causal_mask=causal_mask(s.at("mask"), c.seq) if c.decomposed or c.cap else "",
-            keys=_segments(s.at("mask"), net, c) if c.packed else "",
-        )
-    )
+    scale = c.hidden**0.5 if c.scale_embedding else c.embedding_scale
+    if scale != 1.0:
+        x = s.at("embed_tokens").op("Mul", x, s.f32(scale))
+    turns, masks = _turns(s.at("rotary_emb"), ids, c, cache), _masks(s.at("mask"), net, c, cache)
     for i in range(c.layers):
-        layer = s.at(f"layers.{i}")
-        h = _norm(layer.at("input_layernorm"), x, c)
-        own = layer.at("self_attn")
-        x = layer.op(
-            "Add",
-            x,
-            (
-                attention(own, h, rotate, mask)
-                if attention
-                else _attention(
-                    own, h, c, rotate, mask, partial(cache.extend, layer=i) if cache else None
-                )
-            ),
+        rotate = unturned if c.bare(i) else turns[c.local(i) and bool(c.local_theta)]
+        mask = masks[c.local(i)]
+        own: Attend = (
+            partial(attention, rotate=rotate, mask=mask)  # type: ignore[call-arg]
+            if attention
+            else partial(
+                _attention,
+                c=c,
+                rotate=rotate,
+                mask=mask,
+                extend=partial(cache.extend, layer=i) if cache else None,
+            )
         )
-        h = _norm(layer.at("post_attention_layernorm"), x, c)
-        x = layer.op("Add", x, feed(i, layer, h))
+        x = _block(s.at(f"layers.{i}"), x, c, own, partial(feed, i))
     x = _norm(s.at("norm"), x, c)
-    language_head(net.root.at("lm_head"), x, c.hidden, c.vocab, table if c.tied else "")
+    language_head(
+        net.root.at("lm_head"),
+        x,
+        c.hidden,
+        c.vocab,
+        table if c.tied else "",
+        bias=c.head_bias,
+        scale=c.head_scale,
+        cap=c.head_cap,
+    )
     net.output("logits", [net.batch, SEQUENCE if cache else c.seq, c.vocab])
     if cache:
         cache.outputs()
+
+
+def _block(s: Scope, x: str, c: LlamaConfig, attention: Attend, feed: Attend) -> str:
+    """A layer: x and what its attention and its feed-forward add."""
+    names = _NORMS[c.norms]
+
+    def branch(x: str, run: Attend, at: Scope, before: str, after: str) -> str:
+        h = run(at, _norm(s.at(before), x, c) if before else x)
+        h = _norm(s.at(after), h, c) if after else h
+        return s.op("Mul", h, s.f32(c.residual_scale)) if c.residual_scale != 1.0 else h
+
+    if c.parallel == "no":
+        x = s.op("Add", x, branch(x, attention, s.at("self_attn"), *names[:2]))
+        return s.op("Add", x, branch(x, feed, s, *names[2:]))
+    h = _norm(s.at(names[0]), x, c)
+    other = h if c.parallel == "one-norm" else _norm(s.at(names[2]), x, c)
+    return s.op("Add", s.op("Add", x, attention(s.at("self_attn"), h)), feed(s, other))
+
+
+def _turns(s: Scope, ids: str, c: LlamaConfig, cache: Cache | None) -> dict[bool, Rotate]:
+    """What turns queries and keys; under True that of layers which have a theta of their own."""
+    at = Positions(ids, cache.position if cache else positions(s, c.seq), cache is not None)
+    width = c.rotary_width
+    made = partial(
+        rotary, s, at, width=width, turned=c.rotary_dim or width, operator=c.rotary == "op"
+    )
+    turns = {False: made(c.theta)}
+    return turns | ({True: made(c.local_theta)} if c.local_theta else {})
+
+
+def _masks(s: Scope, net: Net, c: LlamaConfig, cache: Cache | None) -> dict[bool, Masking]:
+    """Who sees whom; under True in layers with a window or chunks."""
+    if cache:
+        return dict.fromkeys((False, True), Masking(keys=cache.allowed))
+    causal = causal_mask(s, c.seq) if c.decomposed or c.cap else ""
+    segments = _segments(s, net, c) if c.packed else ""
+    masks = {False: Masking(causal=True, causal_mask=causal, keys=segments)}
+    near = ""
+    if c.chunk and c.chunk < c.seq:
+        number = s.op("Div", positions(s, c.seq), s.i64(c.chunk))
+        near = s.op("Equal", s.op("Unsqueeze", number, s.ints(0)), _column(s, number))
+    elif c.window and c.window < c.seq:
+        near = window_mask(s, c.seq, c.window)
+    both = s.op("And", segments, near) if near and segments else near or segments
+    return masks | {True: Masking(causal=True, causal_mask=causal, keys=both)}
+
+
+def _column(s: Scope, row: str) -> str:
+    return s.op("Unsqueeze", row, s.ints(1))
 
 
 def _segments(s: Scope, net: Net, c: LlamaConfig) -> str:
@@ -170,16 +292,25 @@ def _check(c: LlamaConfig, name: str, replaced: bool) -> None:
     """Refuses sizes that do not fit together. replaced: another attention stands in place of
     Llama's."""
     require(
-        c.head_dim is not None or c.hidden % c.heads == 0,
+        replaced or c.head_dim is not None or c.hidden % c.heads == 0,
         f"{name}: hidden={c.hidden} is not a multiple of heads={c.heads}",
     )
     require(
         c.heads % c.kv_heads == 0,
         f"{name}: heads={c.heads} is not a multiple of kv_heads={c.kv_heads}",
     )
+    turned = c.rotary_dim or c.rotary_width
+    require(turned % 2 == 0, f"{name}: rotary positions need an even head width, {turned} given")
     require(
-        c.rotary_width % 2 == 0,
-        f"{name}: rotary positions need an even head width, {c.rotary_width} given",
+        turned <= c.rotary_width,
+        f"{name}: rotary_dim={turned} is more than a head's width of {c.rotary_width}",
+    )
+    require(
+        not (c.window and c.chunk), f"{name}: window and chunk are two patterns", "leave out one"
+    )
+    require(
+        c.parallel == "no" or (c.norms == "before" and c.residual_scale == 1.0),
+        f"{name}: parallel branches have norms before them and no scale",
     )
     require(
         not (c.cache and (replaced or c.rotary == "op")),
@@ -190,38 +321,45 @@ def _check(c: LlamaConfig, name: str, replaced: bool) -> None:
 
 
 def _norm(s: Scope, x: str, c: LlamaConfig) -> str:
-    return rms_norm(s, x, c.hidden, epsilon=c.epsilon, decomposed=c.decomposed)
+    if c.norm == "rms":
+        return rms_norm(s, x, c.hidden, epsilon=c.epsilon, decomposed=c.decomposed)
+    return layer_norm(s, x, c.hidden, c.epsilon, bias=c.norm == "layer")
 
 
 def _attention(
     s: Scope, x: str, c: LlamaConfig, rotate: Rotate, mask: Masking, extend: Extend | None
 ) -> str:
-    sizes = (("q_proj", c.heads), ("k_proj", c.kv_heads), ("v_proj", c.kv_heads))
     bias = c.attention_bias or c.qkv_bias
+
+    def project(name: str, norm: str, heads: int) -> str:
+        """[B, heads, S, D] of the rows."""
+        y = linear(s.at(name), x, c.hidden, heads * c.width, bias=bias)
+        if norm and c.qk_norm_whole:
+            y = _rms(s.at(norm), y, c, heads * c.width)
+        return split_heads(s.at(name), y, c.rows, heads, c.width)
+
     q, k, v = (
-        split_heads(
-            s.at(n),
-            linear(s.at(n), x, c.hidden, heads * c.width, bias=bias),
-            c.rows,
-            heads,
-            c.width,
+        project(*sizes)
+        for sizes in (
+            ("q_proj", "q_norm", c.heads),
+            ("k_proj", "k_norm", c.kv_heads),
+            ("v_proj", "", c.kv_heads),
         )
-        for n, heads in sizes
     )
     if c.qk_norm:
-        q, k = (
-            rms_norm(s.at(n), y, c.width, epsilon=c.epsilon, decomposed=c.decomposed)
-            for n, y in (("q_norm", q), ("k_norm", k))
-        )
+        q, k = (_rms(s.at(n), y, c, c.width) for n, y in (("q_norm", q), ("k_norm", k)))
     q, k, groups = rotate(s, q), rotate(s, k), c.heads // c.kv_heads
+    if c.qk_norm_turned and rotate is not unturned:
+        q, k = (unit_rms(s, y, epsilon=c.epsilon) for y in (q, k))
     if extend:
         k, v = extend(s, k, v)
     spread = c.decomposed or c.cap > 0
     if spread:
         k, v = (repeat_heads(s, x, c.kv_heads, groups, c.rows, c.width) for x in (k, v))
         groups = 1
+    scale = c.width**-0.5 if c.attention_scale is None else c.attention_scale
     context = attend(
-        s, q, k, v, groups=groups, scale=c.width**-0.5, mask=mask, decomposed=spread, cap=c.cap
+        s, q, k, v, groups=groups, scale=scale, mask=mask, decomposed=spread, cap=c.cap
     )
     return linear(
         s.at("o_proj"),
@@ -232,30 +370,8 @@ def _attention(
     )
 
 
-def _rotary(s: Scope, ids: str, c: LlamaConfig, cache: Cache | None) -> Rotate:
-    """Write the tables cos, sin of position * theta^(-2i/D) once; return what rotates x [B, H, S,
-    D]."""
-    half = c.rotary_width // 2
-    index = cache.position if cache else positions(s, c.seq)
-    angle = angles(s, s.op("Cast", index, to=1), half, c.theta)
-    if c.rotary == "op":
-        cos, sin = s.op("Cos", angle), s.op("Sin", angle)
-        where = s.op("Expand", s.op("Unsqueeze", index, s.ints(0)), s.op("Shape", ids))
-        return lambda at, x: at.op("RotaryEmbedding", x, cos, sin, where)
-    both = s.op(
-        "Unsqueeze", s.op("Concat", angle, angle, axis=-1), s.ints(1) if cache else s.ints(0, 1)
-    )  # [batch or 1, 1, S, D]
-    cos, sin = s.op("Cos", both), s.op("Sin", both)
-
-    def rotate(at: Scope, x: str) -> str:
-        low, high = (
-            at.op("Slice", x, at.ints(a), at.ints(b), at.ints(-1))
-            for a, b in ((0, half), (half, c.rotary_width))
-        )
-        turned = at.op("Concat", at.op("Neg", high), low, axis=-1)
-        return at.op("Add", at.op("Mul", x, cos), at.op("Mul", turned, sin))
-
-    return rotate
+def _rms(s: Scope, x: str, c: LlamaConfig, width: int) -> str:
+    return rms_norm(s, x, width, epsilon=c.epsilon, decomposed=c.decomposed)
 
 
 FAMILY = Family(

@@ -1,12 +1,13 @@
 """A Llama decoder whose feed-forward is E experts, of which a router picks k per token: Mixtral,
 Qwen MoE; `models_zoo.deepseek` builds on it.
 
-What all tokens share: the first `dense_layers` layers have a plain feed-forward, and `shared_ff` is
-one more beside the routed experts, with a sigmoid gate of its own where shared_gate=1.
+What all tokens share: the first `dense_layers` layers have a plain feed-forward, and of those
+behind them all but each `sparse_every`-th (Llama 4); `shared_ff` is one more beside the routed
+experts, with a sigmoid gate of its own where shared_gate=1.
 scoring=sigmoid picks by score plus a bias per expert that is balanced outside of the gradient
-(DeepSeek V3) and weighs by the score alone. groups: only experts of the `group_top` best of so many
-groups are picked; a group's score is its best expert's (softmax) or the sum of its best two
-(sigmoid).
+(DeepSeek V3) and weighs by the score alone; sigmoid-plain has no such bias. groups: only experts of
+the `group_top` best of so many groups are picked; a group's score is its best expert's (softmax) or
+the sum of its best two (sigmoid).
 
 ONNX has no operator for sparse dispatch with gradients, so `form` chooses among three honest ways
 to write one; the router is trainable in each (its weights multiply the experts' results; the choice
@@ -34,7 +35,7 @@ import numpy as np
 
 from models_zoo import llama
 from models_zoo.builder import Net, Scope
-from models_zoo.layers import linear, silu
+from models_zoo.layers import activation, linear
 from models_zoo.spec import Family, Preset, require
 
 _OFF_ON = np.array([0.0, 1.0], dtype=np.float32)
@@ -45,8 +46,10 @@ class MoeConfig(llama.LlamaConfig):
     """experts per layer, `top` of them per token; `capacity` is the capacity factor of
     form=capacity.
 
-    expert_ff: width of a routed expert, by default ff. normalise: the chosen weights sum to 1
-    (times `scaling`).
+    expert_ff: width of a routed expert, by default ff; dense_ff: of a layer without experts,
+    likewise. normalise: the chosen weights sum to 1 (times `scaling`). router_bias, expert_bias:
+    biases on those products. limit: gate and up are bounded, the gate g becomes g sigmoid(alpha g)
+    and 1 is added to up (GPT-OSS), 0 for none of this.
     """
 
     experts: int = 8
@@ -59,25 +62,33 @@ class MoeConfig(llama.LlamaConfig):
     shared_gate: bool = False
     normalise: bool = True
     scaling: float = 1.0
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sigmoid-plain"] = "softmax"
     groups: int = 1
     group_top: int = 1
+    sparse_every: int = 1
+    dense_ff: int | None = None
+    router_bias: bool = False
+    expert_bias: bool = False
+    limit: float = 0.0
+    alpha: float = 1.702
 
     @property
     def expert_width(self) -> int:
         """Width of a routed expert."""
         return self.expert_ff or self.ff
 
+    def sparse(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return layer >= self.dense_layers and (layer + 1) % self.sparse_every == 0
+
     @property
     def idle(self) -> int:
         """Parameters of experts that a token does not pass."""
-        return (
-            (self.layers - self.dense_layers)
-            * (self.experts - self.top)
-            * 3
-            * self.hidden
-            * self.expert_width
-        )
+        each = 3 * self.hidden * self.expert_width
+        if self.expert_bias:
+            each += 2 * self.expert_width + self.hidden
+        sparse = sum(self.sparse(i) for i in range(self.layers))
+        return sparse * (self.experts - self.top) * each
 
 
 def build(c: MoeConfig, net: Net) -> None:
@@ -89,6 +100,12 @@ def build(c: MoeConfig, net: Net) -> None:
 def checked(c: MoeConfig, net: Net) -> None:
     """Raises PlanError P073 for sizes that do not go together."""
     require(c.top <= c.experts, f"{net.name}: top={c.top} is more than experts={c.experts}")
+    require(not c.plain_mlp, f"{net.name}: the experts have gates", "leave out plain_mlp")
+    require(
+        c.act in ("silu", "gelu-tanh"),
+        f"{net.name}: experts with the activation {c.act}",
+        "act=silu",
+    )
     require(not c.mlp_bias, f"{net.name}: the experts have no biases", "leave out mlp_bias")
     require(
         c.dense_layers <= c.layers,
@@ -115,8 +132,8 @@ def checked(c: MoeConfig, net: Net) -> None:
 
 def feed(i: int, s: Scope, x: str, c: MoeConfig) -> str:
     """Layer i's feed-forward: [B, S, H] -> [B, S, H]."""
-    if i < c.dense_layers:
-        return llama.gated(s.at("mlp"), x, c, c.ff)
+    if not c.sparse(i):
+        return llama.mlp(s.at("mlp"), x, c, c.dense_ff or c.ff)
     m = s.at(
         "mlp" if c.expert_ff else "block_sparse_moe"
     )  # as Qwen and DeepSeek call it, and as Mixtral does
@@ -133,7 +150,7 @@ def feed(i: int, s: Scope, x: str, c: MoeConfig) -> str:
 def _route(s: Scope, x: str, c: MoeConfig) -> tuple[str, str]:
     """Weights and indices of the chosen experts, each [B, S, k]."""
     g = s.at("gate")
-    logits = linear(g, x, c.hidden, c.experts, bias=False)
+    logits = linear(g, x, c.hidden, c.experts, bias=c.router_bias)
     scores = s.op("Softmax", logits, axis=-1) if c.scoring == "softmax" else s.op("Sigmoid", logits)
     biased = (
         s.op("Add", scores, g.weight("e_score_correction_bias", c.experts, std=0.01))
@@ -168,21 +185,48 @@ def _one_hot(s: Scope, index: str, depth: int) -> str:
     return s.op("OneHot", index, s.i64(depth), s.net.constant(_OFF_ON), axis=-1)
 
 
-def _stacks(s: Scope, c: MoeConfig) -> tuple[str, str, str]:
-    e = s.at("experts")
-    width = c.expert_width
-    gate, up = (
-        e.weight(f"{n}.weight", c.experts, c.hidden, width, std=c.hidden**-0.5)
-        for n in ("gate_proj", "up_proj")
+@dataclass(frozen=True)
+class _Stacks:
+    """Weights [E, in, out] of gate, up and down, and their biases [E, out] ("" without)."""
+
+    weights: tuple[str, ...]
+    biases: tuple[str, ...]
+
+
+def _stacks(s: Scope, c: MoeConfig) -> _Stacks:
+    e, (hidden, width) = s.at("experts"), (c.hidden, c.expert_width)
+    sizes = (("gate_proj", hidden, width), ("up_proj", hidden, width), ("down_proj", width, hidden))
+    return _Stacks(
+        tuple(e.weight(f"{n}.weight", c.experts, a, b, std=a**-0.5) for n, a, b in sizes),
+        tuple(
+            e.weight(f"{n}.bias", c.experts, b, std=0.1) if c.expert_bias else ""
+            for n, _, b in sizes
+        ),
     )
-    return gate, up, e.weight("down_proj.weight", c.experts, width, c.hidden, std=width**-0.5)
 
 
-def _swiglu(s: Scope, x: str, stacks: tuple[str, str, str]) -> str:
-    """x [.., rows, H] through weights [.., H, F] and back."""
+def _swiglu(s: Scope, x: str, stacks: _Stacks, c: MoeConfig) -> str:
+    """x [.., rows, H] through weights [.., H, F] and back; biases [.., 1, F] and [.., 1, H]."""
     e = s.at("experts")
-    gate, up = (e.op("MatMul", x, w) for w in stacks[:2])
-    return e.op("MatMul", e.op("Mul", silu(e, gate), up), stacks[2])
+
+    def product(x: str, k: int) -> str:
+        y = e.op("MatMul", x, stacks.weights[k])
+        return e.op("Add", y, stacks.biases[k]) if stacks.biases[k] else y
+
+    gate, up = product(x, 0), product(x, 1)
+    if not c.limit:
+        return product(e.op("Mul", activation(e, gate, c.act), up), 2)
+    high, low = e.f32(c.limit), e.f32(-c.limit)
+    gate, up = e.op("Clip", gate, "", high), e.op("Clip", up, low, high)
+    gate = e.op("Mul", gate, e.op("Sigmoid", e.op("Mul", gate, e.f32(c.alpha))))
+    return product(e.op("Mul", e.op("Add", up, e.f32(1.0)), gate), 2)
+
+
+def _of_all(s: Scope, c: MoeConfig) -> _Stacks:
+    """The stacks as products with all experts [.., E, rows, .] take them."""
+    e, stacks = s.at("experts"), _stacks(s, c)
+    biases = (e.op("Unsqueeze", b, e.ints(1)) if b else "" for b in stacks.biases)
+    return _Stacks(stacks.weights, tuple(biases))
 
 
 def _dense(s: Scope, x: str, c: MoeConfig) -> str:
@@ -193,7 +237,7 @@ def _dense(s: Scope, x: str, c: MoeConfig) -> str:
     share = s.op(
         "Transpose", s.op("ReduceSum", chosen, s.ints(2), keepdims=0), perm=[0, 2, 1]
     )  # [B, E, S]
-    y = _swiglu(s, s.op("Unsqueeze", x, s.ints(1)), _stacks(s, c))  # [B, E, S, H]
+    y = _swiglu(s, s.op("Unsqueeze", x, s.ints(1)), _of_all(s, c), c)  # [B, E, S, H]
     return s.op(
         "ReduceSum", s.op("Mul", y, s.op("Unsqueeze", share, s.ints(3))), s.ints(1), keepdims=0
     )
@@ -201,10 +245,14 @@ def _dense(s: Scope, x: str, c: MoeConfig) -> str:
 
 def _gathered(s: Scope, x: str, c: MoeConfig) -> str:
     value, index = _route(s, x, c)
-    gate, up, down = (
-        s.op("Gather", stack, index, axis=0) for stack in _stacks(s, c)
-    )  # [B, S, k, ., .]
-    y = _swiglu(s, s.op("Unsqueeze", x, s.ints(2, 3)), (gate, up, down))  # [B, S, k, 1, H]
+    stacks = _stacks(s, c)
+    weights = tuple(s.op("Gather", w, index, axis=0) for w in stacks.weights)  # [B, S, k, ., .]
+    biases = tuple(
+        s.op("Unsqueeze", s.op("Gather", b, index, axis=0), s.ints(3)) if b else ""
+        for b in stacks.biases
+    )
+    y = _swiglu(s, s.op("Unsqueeze", x, s.ints(2, 3)), _Stacks(weights, biases), c)
+    # y [B, S, k, 1, H]
     weighted = s.op("Mul", s.op("Squeeze", y, s.ints(3)), s.op("Unsqueeze", value, s.ints(-1)))
     return s.op("ReduceSum", weighted, s.ints(2), keepdims=0)
 
@@ -225,7 +273,7 @@ def _capacity(s: Scope, x: str, c: MoeConfig) -> str:
     )
     dispatch = s.op("Einsum", choice, where, equation="bkse,bksc->bsec")
     combine = s.op("Einsum", share, where, equation="bkse,bksc->bsec")
-    y = _swiglu(s, s.op("Einsum", dispatch, x, equation="bsec,bsh->bech"), _stacks(s, c))
+    y = _swiglu(s, s.op("Einsum", dispatch, x, equation="bsec,bsh->bech"), _of_all(s, c), c)
     return s.op("Einsum", combine, y, equation="bsec,bech->bsh")
 
 

@@ -21,7 +21,18 @@ from planner.errors import PlanError, did_you_mean
 Value = int | float | str | bool
 WHOLE_LIMIT = 10**9
 LAYERS_LIMIT = 10_000  # nodes grow with these fields; beyond is a slip of the keyboard
-_MAY_BE_ZERO = frozenset({"seed", "dense_layers", "shared_ff"})
+_MAY_BE_ZERO = frozenset(
+    {
+        "seed",
+        "dense_layers",
+        "shared_ff",
+        "window",
+        "chunk",
+        "full_every",
+        "window_from",
+        "bare_every",
+    }
+)
 _LAYER_FIELDS = frozenset({"layers", "decoder_layers", "per_level"})
 
 

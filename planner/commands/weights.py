@@ -19,13 +19,26 @@ if TYPE_CHECKING:
     from planner.workload.model import Model
 
 _OFFSET, _PAIRS = "its positions begin at row 2 of their table", "its rotary pairs lie side by side"
+_ONE_MORE = "its norms multiply by 1 + weight"
 WRITTEN_OTHERWISE = {
-    "gemma": "its norms multiply by 1 + weight",
-    "roberta": _OFFSET,
     "camembert": _OFFSET,
-    "xlm-roberta": _OFFSET,
+    "cohere": _PAIRS,
+    "cohere2": _PAIRS,
     "deepseek_v2": _PAIRS,
     "deepseek_v3": _PAIRS,
+    "ernie4_5": _PAIRS,
+    "gemma": _ONE_MORE,
+    "gemma2": _ONE_MORE,
+    "gemma3_text": _ONE_MORE,
+    "glm": _PAIRS,
+    "glm4": _PAIRS,
+    "glm4_moe_lite": _PAIRS,
+    "gpt_oss": "its softmax has a sink for each head",
+    "kimi_k2": _PAIRS,
+    "llama4_text": f"{_PAIRS}, and its routers weigh what experts take in",
+    "nemotron": _ONE_MORE,
+    "roberta": _OFFSET,
+    "xlm-roberta": _OFFSET,
 }
 """model_type -> in what the library's arithmetic is not the zoo's, which is written for sizes: the
 same weights would compute something else."""
@@ -84,11 +97,13 @@ def opened(args: argparse.Namespace) -> Model:
 def _refuse_other_arithmetic(model: Model, shards: Shards) -> None:
     """Raises PlanError P213 where a zoo model would not compute what the checkpoint was trained
     for."""
-    if model.proto.producer_name == "meshwright-zoo" and shards.kind in WRITTEN_OTHERWISE:
+    from models_zoo.hf_config import text_kind
+
+    kind = text_kind(shards.kind)
+    if model.proto.producer_name == "meshwright-zoo" and kind in WRITTEN_OTHERWISE:
         raise PlanError(
             "P213",
-            f"the zoo writes {shards.kind} for its sizes, not for its weights:"
-            f" {WRITTEN_OTHERWISE[shards.kind]}",
+            f"the zoo writes {kind} for its sizes, not for its weights: {WRITTEN_OTHERWISE[kind]}",
             help=["export the model: examples/export_hf.py (docs/exporting.md)"],
         )
 

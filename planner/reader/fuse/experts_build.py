@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.reader.draft.draft import Draft, Op
 from planner.reader.draft.weight_transforms import transformed
-from planner.reader.fuse.experts_form import Form, Product, real_dims
+from planner.reader.fuse.experts_form import Activation, Form, Product, real_dims
 from planner.reader.fuse.matcher import Finder
 
 _NAMES = ("", "", "", "gate", "up", "down", "gate_bias", "up_bias", "down_bias")
@@ -24,7 +24,7 @@ def fused(
     gate: Product | None,
     up: Product,
     down: Product,
-    activation: str,
+    activation: Activation,
 ) -> bool:
     """Whether the parts of a mixture fit together; root becomes RoutedExperts then, and what is
     inside goes (which nothing else may read)."""
@@ -54,7 +54,7 @@ def fused(
     ]
     while not inputs[-1]:
         inputs.pop()
-    attrs = {"activation": activation, "trans_in": int(up.turned), "trans_out": int(down.turned)}
+    attrs = {**activation.attrs, "trans_in": int(up.turned), "trans_out": int(down.turned)}
     shape, dtype = draft.types[root.outputs[0]]
     if (shape, dtype) == ((*lead, width), draft.dtype(x)):
         find.fuse(root, form.inside, "RoutedExperts", inputs, attrs)

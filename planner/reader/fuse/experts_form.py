@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,24 @@ class Product:
     rows: str
     bias: str = ""
     part: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Activation:
+    """The hidden activation as attributes of RoutedExperts: its name, and of "swiglu" three
+    numbers (limit None: no bounds)."""
+
+    name: str
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float | None = None
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        if self.name != "swiglu":
+            return {"activation": self.name}
+        bounds = {} if self.limit is None else {"limit": self.limit}
+        return {"activation": self.name, "alpha": self.alpha, "beta": self.beta, **bounds}
 
 
 class Form:
@@ -175,7 +194,7 @@ class Form:
         found = self.product(op.inputs[0])
         return None if found is None else replace(found, part=part)
 
-    def hidden(self, name: str) -> tuple[Product | None, Product, str] | None:
+    def hidden(self, name: str) -> tuple[Product | None, Product, Activation] | None:
         """(gate, up, activation) of the hidden activations."""
         op = self.take(name, "Mul", *_ACTIVATIONS, "Gelu")
         if op is None:
@@ -191,7 +210,63 @@ class Form:
             self.inside.append(act)
             gate, up = self.first(act.inputs[0]), self.first(op.inputs[1 - k])
             return None if gate is None or up is None else (gate, up, _activation(act))
+        return self.bounded(op)
+
+    def bounded(self, op: Op) -> tuple[Product | None, Product, Activation] | None:
+        """Those of g sigmoid(alpha g) (u + beta), g bounded from above and u on both sides."""
+        for k in (0, 1):
+            plus = self.find.maker(source(self.draft, op.inputs[k]), "Add")
+            curve = self.find.maker(source(self.draft, op.inputs[1 - k]), "Mul")
+            if plus is None or curve is None or (shifted := self.shifted(plus)) is None:
+                continue
+            turned = self.curved(curve)
+            if turned is None:
+                continue
+            (g, alpha, sigmoid), (u, beta) = turned, shifted
+            for name in op.inputs:
+                self.strip(name)
+            self.inside += [plus, curve, *sigmoid]
+            (g, high), (u, both) = self.clipped(g, both=False), self.clipped(u, both=True)
+            if high != both:
+                return None
+            gate, up = self.first(g), self.first(u)
+            bounded = Activation("swiglu", alpha, beta, high)
+            return None if gate is None or up is None else (gate, up, bounded)
         return None
+
+    def shifted(self, op: Op) -> tuple[str, float] | None:
+        """(u, beta) of u + beta."""
+        for k in (0, 1):
+            if (beta := self.draft.scalar(op.inputs[k])) is not None:
+                return op.inputs[1 - k], beta
+        return None
+
+    def curved(self, op: Op) -> tuple[str, float, list[Op]] | None:
+        """(g, alpha, operations passed) of g sigmoid(alpha g)."""
+        for k in (0, 1):
+            sigmoid = self.find.maker(op.inputs[1 - k], "Sigmoid")
+            inner = None if sigmoid is None else self.find.maker(sigmoid.inputs[0], "Mul")
+            scaled = self.find.scaled(inner)
+            if sigmoid is not None and inner is not None and scaled is not None:
+                g, alpha = scaled
+                if g == op.inputs[k]:
+                    return g, alpha, [sigmoid, inner]
+        return None
+
+    def clipped(self, name: str, *, both: bool) -> tuple[str, float | None]:
+        """(x, bound) of x cut at the bound, from below at its negative too where `both`; what is
+        not cut, and None, elsewhere."""
+        op = self.find.maker(name, "Clip", "Min")
+        if op is None:
+            return name, None
+        x, high, low = op.inputs[0], op.attrs.get("max"), op.attrs.get("min")
+        if op.op == "Min":
+            k = int(self.draft.scalar(op.inputs[0]) is None)
+            x, high = op.inputs[1 - k], self.draft.scalar(op.inputs[k])
+        if high is None or low != (-high if both else None):
+            return name, None
+        self.inside.append(op)
+        return x, float(high)
 
     def token_rows(self, name: str) -> str:
         """The tensor of tokens [T, H] that rows of a product are taken from, '' where they are
@@ -247,10 +322,9 @@ def routed(find: Finder, index: str) -> bool:
     )
 
 
-def _activation(op: Op) -> str:
-    return _ACTIVATIONS.get(op.op) or (
-        "gelu_tanh" if op.attrs.get("approximate") == "tanh" else "gelu"
-    )
+def _activation(op: Op) -> Activation:
+    gelu = "gelu_tanh" if op.attrs.get("approximate") == "tanh" else "gelu"
+    return Activation(_ACTIVATIONS.get(op.op, gelu))
 
 
 def real_dims(shape: tuple[int, ...]) -> tuple[int, ...]:

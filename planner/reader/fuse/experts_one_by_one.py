@@ -313,7 +313,7 @@ def _join(
     assert second is not None and last is not None
     if not second.stack or not last.stack or (first is not None and not first.stack):
         return False
-    mixture = (share, first, second, last, str(next(iter(kinds))[0]))
+    mixture = (share, first, second, last, activation)  # of all: kinds holds one
     if not rest:
         return fused(find, root, form, *mixture)
     made = find.insert(

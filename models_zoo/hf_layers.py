@@ -1,0 +1,92 @@
+"""What layers of a Hugging Face config.json attend to, and how positions turn: fields that many
+model types share.
+
+A window is said by sliding_window and, of late, by a list layer_types with a word a layer. The zoo
+writes lists in which each n-th layer, or the layers up to one, attend to everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from models_zoo.hf_fields import Fields
+
+_KINDS = {"full_attention": False, "sliding_attention": True, "chunked_attention": True}
+
+
+def near_layers(f: Fields, layers: int, *, every: int = 0, first: int = 0) -> dict[str, Any] | None:
+    """Which layers see a window alone: {full_every, window_from} of the zoo, None where none does.
+    every, first: what the model type does where the file has no list (each `every`-th layer
+    attends to everything, and those before `first`)."""
+    listed = f.data.get("layer_types")
+    if listed is None:
+        near = [not (every and (i + 1) % every == 0) and i >= first for i in range(layers)]
+    elif (
+        not isinstance(listed, list)
+        or len(listed) < layers
+        or any(not isinstance(kind, str) or kind not in _KINDS for kind in listed)
+    ):
+        raise f.bad("layer_types", f"{layers} words or more, of " + ", ".join(_KINDS))
+    else:
+        near = [_KINDS[kind] for kind in listed[:layers]]
+    if not any(near):
+        return None
+    found = _pattern(near)
+    if found is None:
+        raise f.bad("layer_types", "each n-th layer, or those before one, attending to everything")
+    return found
+
+
+def _pattern(near: Sequence[bool]) -> dict[str, int] | None:
+    """The zoo's two numbers for a list, None where it has none."""
+    start = near.index(True)
+    if all(near[start:]):
+        return {"window_from": start}
+    every = near.index(False, start) + 1
+    if start == 0 and all(flag == bool((i + 1) % every) for i, flag in enumerate(near)):
+        return {"full_every": every}
+    return None
+
+
+def windowed(
+    f: Fields, layers: int, *, window: int = 0, every: int = 0, first: int = 0
+) -> dict[str, Any]:
+    """Fields of LlamaConfig for a sliding window; the arguments are the model type's defaults."""
+    if not f.flag("use_sliding_window", True):
+        return {}
+    size = f.whole("sliding_window", window) if "sliding_window" in f.data or window else 0
+    if "sliding_window" in f.data and f.data["sliding_window"] is None:
+        return {}
+    near = near_layers(f, layers, every=every, first=first) if size else None
+    return {"window": size, **near} if near else {}
+
+
+def turning(
+    f: Fields, *, theta: float, share: float = 1.0, local: float | None = None
+) -> dict[str, Any]:
+    """Fields of LlamaConfig for rotary positions, `share` standing for the part of a head that
+    turns. theta, share: the model type's defaults; local: likewise of layers with a window, None
+    where they have the same."""
+    nested = f.data.get("rope_parameters")
+    own = nested if isinstance(nested, dict) else {}
+    per_kind = isinstance(own.get("full_attention"), dict)
+    rope = Fields(f.path, own["full_attention"] if per_kind else own or f.data)
+    scaling = rope.data if own else f.data.get("rope_scaling")
+    if (
+        isinstance(scaling, dict)
+        and scaling.get("rope_type", scaling.get("type", "default")) != "default"
+    ):
+        f.notes.append("Rotary rescaling is left out: it changes constants, not shapes.")
+    found: dict[str, Any] = {"theta": rope.number("rope_theta", f.number("rope_theta", theta))}
+    part = rope.number("partial_rotary_factor", f.number("partial_rotary_factor", share))
+    if part > 1:
+        raise f.bad("partial_rotary_factor", "a number up to 1")
+    if part != 1:
+        found["share"] = part
+    if local is not None:
+        near = own.get("sliding_attention")
+        table = Fields(f.path, near) if per_kind and isinstance(near, dict) else f
+        key = "rope_theta" if table is not f else "rope_local_base_freq"
+        found["local_theta"] = table.number(key, local)
+    return found

@@ -1,0 +1,73 @@
+"""Rotary positions: what turns pairs of a head's features by angles position * theta^(-2i/R).
+
+Spread out, x*cos + rotate_half(x)*sin with cos, sin [1, 1, S, R], as exporters of opset 23 write
+it; or the RotaryEmbedding operator, whose positions [batch, seq] follow the batch. Where only the
+first R features of a head turn, the others pass by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from models_zoo.builder import Scope
+from models_zoo.layers import angles
+
+Rotate = Callable[[Scope, str], str]
+"""(module, x [B, H, S, D]) -> x with its positions turned in."""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """ids: the tokens' input, for its batch; index: positions, int64 [S], or [batch, S] where
+    `batched` (a cache's)."""
+
+    ids: str
+    index: str
+    batched: bool
+
+
+def rotary(
+    s: Scope, at: Positions, theta: float, *, width: int, turned: int, operator: bool
+) -> Rotate:
+    """Write the tables of the angles once; return what turns the first `turned` of the `width`
+    features of x. operator: as RotaryEmbedding."""
+    half = turned // 2
+    angle = angles(s, s.op("Cast", at.index, to=1), half, theta)
+    if operator:
+        cos, sin = s.op("Cos", angle), s.op("Sin", angle)
+        where = s.op("Expand", s.op("Unsqueeze", at.index, s.ints(0)), s.op("Shape", at.ids))
+        return _part(lambda to, x: to.op("RotaryEmbedding", x, cos, sin, where), width, turned)
+    both = s.op(
+        "Unsqueeze",
+        s.op("Concat", angle, angle, axis=-1),
+        s.ints(1) if at.batched else s.ints(0, 1),
+    )  # [batch or 1, 1, S, R]
+    cos, sin = s.op("Cos", both), s.op("Sin", both)
+
+    def rotate(to: Scope, x: str) -> str:
+        low, high = (
+            to.op("Slice", x, to.ints(a), to.ints(b), to.ints(-1))
+            for a, b in ((0, half), (half, turned))
+        )
+        swapped = to.op("Concat", to.op("Neg", high), low, axis=-1)
+        return to.op("Add", to.op("Mul", x, cos), to.op("Mul", swapped, sin))
+
+    return _part(rotate, width, turned)
+
+
+def _part(rotate: Rotate, width: int, turned: int) -> Rotate:
+    """`rotate` for the first features of a head alone, where not all turn."""
+    if turned == width:
+        return rotate
+
+    def some(to: Scope, x: str) -> str:
+        first, rest = to.ops(2, "Split", x, to.ints(turned, width - turned), axis=-1)
+        return to.op("Concat", rotate(to, first), rest, axis=-1)
+
+    return some
+
+
+def unturned(to: Scope, x: str) -> str:
+    """x of a layer without positions."""
+    return x
