@@ -53,6 +53,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": P,
         "num_local_experts": E,
     },
+    "phi3": {
+        "num_hidden_layers": L,
+        "hidden_size": H,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": F,
+        "vocab_size": V,
+        "max_position_embeddings": P,
+    },
+    "granitemoe": {
+        "num_hidden_layers": L,
+        "hidden_size": H,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": F,
+        "vocab_size": V,
+        "max_position_embeddings": P,
+        "num_local_experts": E,
+    },
     "bert": {
         "num_hidden_layers": L,
         "hidden_size": H,
@@ -145,7 +164,37 @@ def bert() -> dict[str, tuple[int, ...]]:
     return rows | {f"{n}.{w}": (H,) for n in norms for w in ("gamma", "beta")}
 
 
-SHAPES = {"gpt2": gpt2, "llama": llama, "mixtral": lambda: llama(experts=True), "bert": bert}
+def fused(experts: bool = False) -> dict[str, tuple[int, ...]]:
+    """Phi-3's: queries, keys and values in one matrix, gate and up in one; or GraniteMoE's stacks."""
+    rows = llama()
+    for i in range(L):
+        at = f"model.layers.{i}"
+        own = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj") if experts else (
+            *(f"self_attn.{n}_proj" for n in "qkv"), "mlp.gate_proj", "mlp.up_proj"
+        )  # fmt: skip
+        for name in own:
+            del rows[f"{at}.{name}.weight"]
+        more = (
+            {
+                "block_sparse_moe.router.layer": (E, H),
+                "block_sparse_moe.input_linear": (E, 2 * F, H),
+                "block_sparse_moe.output_linear": (E, H, F),
+            }
+            if experts
+            else {"self_attn.qkv_proj": (2 * H, H), "mlp.gate_up_proj": (2 * F, H)}
+        )
+        rows |= {f"{at}.{n}.weight": s for n, s in more.items()}
+    return rows
+
+
+SHAPES = {
+    "gpt2": gpt2,
+    "llama": llama,
+    "mixtral": lambda: llama(experts=True),
+    "bert": bert,
+    "phi3": fused,
+    "granitemoe": lambda: fused(experts=True),
+}
 
 
 def checkpoint(family: str, dtype: str = "float32") -> Tensors:
@@ -214,7 +263,8 @@ def trained(path: Path, values: Tensors) -> Path:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
-    ("family", "shards"), [("gpt2", 1), ("llama", 2), ("mixtral", 3), ("bert", 1)]
+    ("family", "shards"),
+    [("gpt2", 1), ("llama", 2), ("mixtral", 3), ("bert", 1), ("phi3", 2), ("granitemoe", 1)],
 )
 def test_there_and_back_is_bit_equal(family: str, shards: int, dtype: str, tmp_path: Path) -> None:
     """Every file of the checkpoint, its headers included, comes back byte for byte through the
@@ -270,6 +320,33 @@ def test_parameters_lie_as_the_graph_has_them(tmp_path: Path) -> None:
         e["bert.embeddings.LayerNorm.weight"], c["bert.embeddings.LayerNorm.gamma"]
     )
     assert len(g) == 4 + 16 * L and len(m) == 3 + 10 * L
+
+
+def test_fused_projections_are_parted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Queries are the first rows of Phi-3's matrix, half as many keys and values follow; gate and
+    up are halves, of GraniteMoE's stacks too. Rows that nobody reads are an error."""
+    p, g = checkpoint("phi3"), checkpoint("granitemoe")
+    home = folder(tmp_path / "phi3", "phi3", p)
+    assert weights(home, tmp_path / "p") == 0
+    assert weights(folder(tmp_path / "moe", "granitemoe", g), tmp_path / "g") == 0
+    ours, mixed = load(tmp_path / "p"), load(tmp_path / "g")
+    at = "model.layers.1"
+    whole = p[f"{at}.self_attn.qkv_proj.weight"]
+    for name, low, high in (("q", 0, H), ("k", H, H + H // 2), ("v", H + H // 2, 2 * H)):
+        assert np.array_equal(ours[f"{at}.self_attn.{name}_proj.weight"], whole[low:high].T)
+    for k, name in enumerate(("gate_proj", "up_proj")):
+        half = slice(k * F, (k + 1) * F)
+        assert np.array_equal(
+            ours[f"{at}.mlp.{name}.weight"], p[f"{at}.mlp.gate_up_proj.weight"][half].T
+        )
+        assert np.array_equal(
+            mixed[f"{at}.mlp.experts.{name}.weight"],
+            g[f"{at}.block_sparse_moe.input_linear.weight"][:, half].swapaxes(1, 2),
+        )
+    wide = np.concatenate([whole, whole[:4]])
+    torn = folder(tmp_path / "torn", "phi3", {**p, f"{at}.self_attn.qkv_proj.weight": wide})
+    assert weights(torn, tmp_path / "t") == 2
+    assert "values have 32 rows" in capsys.readouterr().err
 
 
 def test_training_reaches_every_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

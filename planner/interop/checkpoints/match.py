@@ -6,7 +6,8 @@ below. How it must be turned follows from the slot: the dim that a product sums 
 of a Linear's weight and the first one of GPT-2's Conv1D (`_sums_last`), so square weights are
 turned as surely as others. Shapes must then be equal but for dims of one.
 
-    part      a third of GPT-2's c_attn, a half of an experts.gate_up_proj
+    part      a third of GPT-2's c_attn, a half of an experts.gate_up_proj or of Phi-3's own, the
+              queries', keys' or values' rows of a qkv_proj
     stack     experts.0.w1.weight, experts.1.w1.weight ... along a new first dim
     tie       one of two names that a model ties; both, where the graph ties them: then their values
               must be equal
@@ -23,7 +24,7 @@ from planner.graph.ir import Graph
 from planner.interop.checkpoints.store import FLOATS, Shards, Stored
 from planner.ops import operator_of
 
-WRAPPERS = frozenset({"model", "transformer", "bert", "roberta", "vit", "module"})
+WRAPPERS = frozenset({"model", "transformer", "bert", "roberta", "vit", "module", "language_model"})
 TIES = (
     ("wte.weight", "lm_head.weight"),
     ("embed_tokens.weight", "lm_head.weight"),
@@ -54,9 +55,22 @@ _RENAMED = (
     ),
     (re.compile(r"(.*\bmlp)\.shared_experts\.(.*)"), r"\1.shared_expert.\2"),
     (re.compile(r"(.*\b)mlp\.gate\.weight"), r"\1block_sparse_moe.gate.weight"),
+    (re.compile(r"(.*\b)mlp\.gate\.weight"), r"\1block_sparse_moe.router.layer.weight"),
+    (
+        re.compile(r"(.*\b)mlp\.gate\.e_score_correction_bias"),
+        r"\1block_sparse_moe.e_score_correction_bias",
+    ),  # MiniMax-M2
+    (re.compile(r"(.*\bmlp)\.up_proj\.(weight|bias)"), r"\1.c_fc.\2"),  # StarCoder2
+    (re.compile(r"(.*\bmlp)\.down_proj\.(weight|bias)"), r"\1.c_proj.\2"),
+    (re.compile(r"(.*\bmlp)\.up_proj\.(weight|bias)"), r"\1.fc1.\2"),  # Phi-2
+    (re.compile(r"(.*\bmlp)\.down_proj\.(weight|bias)"), r"\1.fc2.\2"),
+    (re.compile(r"(.*\bself_attn)\.o_proj\.(weight|bias)"), r"\1.dense.\2"),
+    (re.compile(r"norm\.(weight|bias)"), r"final_layernorm.\1"),
     (re.compile(r"(.*\b)block_sparse_moe\.gate\.weight"), r"\1mlp.gate.weight"),
 )
 _HEADS = re.compile(r"(.*\battn)\.([qkv])_proj\.(weight|bias)")
+_ROWS = re.compile(r"(.*\bself_attn)\.([qkv])_proj\.(weight|bias)")
+_HALVES = re.compile(r"(.*\bmlp)\.(gate|up)_proj\.(weight|bias)")
 _EXPERTS = re.compile(
     r"(.*\b)(?:mlp|block_sparse_moe)\.experts\.(gate_proj|up_proj|down_proj|w1|w2|w3|gate_up_proj\.gate|gate_up_proj\.up)(?:\.weight)?"
 )
@@ -117,11 +131,13 @@ class Matching:
 
 @dataclass(frozen=True, slots=True)
 class _Want:
-    """A canonical name, and which of `parts` equal parts of its outputs."""
+    """A canonical name, and which of `parts` equal parts of its outputs; or whose rows they are, of
+    queries, keys and values behind each other (keys and values are as many)."""
 
     name: str
     part: int = 0
     parts: int = 1
+    rows_of: str = ""
 
 
 def canonical(name: str) -> str:
@@ -175,6 +191,7 @@ def match(graph: Graph, shards: Shards, buffers: Collection[str] = ()) -> Matchi
             for other in _ties(canonical(source))
             if other in known and known[other] not in read
         }
+    misfits += _gaps(matches, shards)
     unread = tuple(n for n in shards.tensors if n not in read and n not in tied)
     return Matching(
         matches=tuple(matches),
@@ -184,6 +201,21 @@ def match(graph: Graph, shards: Shards, buffers: Collection[str] = ()) -> Matchi
         tied=tied,
         unread=unread,
     )
+
+
+def _gaps(matches: Sequence[Match], shards: Shards) -> list[str]:
+    """A line for each tensor of queries, keys and values whose rows are not all read once."""
+    read = dict[str, list[Take]]()
+    for m in matches:
+        for take in m.takes:
+            if ".qkv_proj." in take.source:
+                read.setdefault(take.source, []).append(take)
+    found = []
+    for source, takes in read.items():
+        rows, whole = sum(take.size for take in takes), shards.tensors[source].shape[takes[0].axis]
+        if len(takes) == 3 and rows != whole:
+            found.append(f"queries, keys and values have {rows} rows, {source} {whole}")
+    return found
 
 
 def _ties(name: str) -> list[str]:
@@ -200,6 +232,10 @@ def _ways(name: str, shape: tuple[int, ...]) -> Iterator[list[_Want]]:
             yield [_Want(pattern.sub(to, name))]
     if heads := _HEADS.fullmatch(name):
         yield [_Want(f"{heads[1]}.c_attn.{heads[3]}", "qkv".index(heads[2]), 3)]
+    if rows := _ROWS.fullmatch(name):
+        yield [_Want(f"{rows[1]}.qkv_proj.{rows[3]}", rows_of=rows[2])]
+    if halves := _HALVES.fullmatch(name):
+        yield [_Want(f"{halves[1]}.gate_up_proj.{halves[3]}", int(halves[2] == "up"), 2)]
     if (experts := _EXPERTS.fullmatch(name)) and len(shape) == 3:
         role = _ROLES.get(experts[2], experts[2])
         for scope in ("block_sparse_moe", "mlp"):
@@ -213,6 +249,12 @@ def _ways(name: str, shape: tuple[int, ...]) -> Iterator[list[_Want]]:
                     else _Want(f"{at}.gate_up_proj", int(role == "w3"), 2)
                 )
             ]
+        at = f"{experts[1]}block_sparse_moe"
+        yield [
+            _Want(f"{at}.output_linear.weight")
+            if role == "w2"
+            else _Want(f"{at}.input_linear.weight", int(role == "w3"), 2)
+        ]
     for other in _ties(name):
         yield [_Want(other)]
 
@@ -237,7 +279,12 @@ def _fitted(
     takes, rows, axis = list[Take](), 0, max(0, len(goal) - (2 if sums_last else 1))
     for (source, want), t in zip(wants, sources, strict=True):
         turned = plain and _CONV1D.fullmatch(source) is not None
-        take = _take(source, want, t, turned, flip=len(t.shape) > 1 and turned == sums_last)
+        flip = len(t.shape) > 1 and turned == sums_last
+        take = (
+            _rows_of(source, want, t, goal[0 if sums_last and len(goal) > 1 else -1], flip)
+            if want.rows_of and goal
+            else _take(source, want, t, turned, flip=flip)
+        )
         taken = _taken_shape(t, take)
         if (
             taken != goal
@@ -248,9 +295,10 @@ def _fitted(
             and want.parts == 1
         ):
             rows, taken = shards.vocabulary, (*taken[:axis], goal[axis], *taken[axis + 1 :])
-        if _wide(taken) != _wide(goal) or t.shape[take.axis : take.axis + 1] != (
+        cut = bool(want.rows_of) or t.shape[take.axis : take.axis + 1] == (
             (take.size * want.parts,) if t.shape else ()
-        ):
+        )
+        if _wide(taken) != _wide(goal) or not cut or take.start < 0:
             part = f", part {want.part + 1} of {want.parts}," if want.parts > 1 else ""
             return f"{label} is {list(goal)}, {source}{part} {list(t.shape)}" + (
                 " turned" if take.flip else ""
@@ -272,6 +320,14 @@ def _take(source: str, want: _Want, t: Stored, turned: bool, flip: bool) -> Take
     axis = max(0, len(t.shape) - (1 if turned else 2))
     size = t.shape[axis] // want.parts if t.shape else 1
     return Take(source, axis, want.part * size, size, flip)
+
+
+def _rows_of(source: str, want: _Want, t: Stored, rows: int, flip: bool) -> Take:
+    """So many rows of a Linear's outputs: the queries' are first, the values' last."""
+    axis = max(0, len(t.shape) - 2)
+    whole = t.shape[axis] if t.shape else 0
+    start = {"q": 0, "k": whole - 2 * rows, "v": whole - rows}[want.rows_of]
+    return Take(source, axis, start if rows <= whole else -1, rows, flip)
 
 
 def _taken_shape(t: Stored, take: Take) -> tuple[int, ...]:
