@@ -450,6 +450,10 @@ def _mask_operand(
     conditions = [
         name if attends else find.insert(root, "Not", [name]) for name, attends in match.conditions
     ]
+    trial = dict(attrs)  # each alone first: a comparison is known without making its square
+    if not without_positions(masks, trial, conditions, s, t):
+        attrs.update(trial)
+        return bias
     condition, fill = conditions[0], match.fill
     for other in conditions[1:]:
         condition = find.insert(root, "And", [condition, other])
