@@ -18,6 +18,8 @@ from planner.ops import operator_of
 COLUMNS, ROWS = "columns", "rows"
 INNER, OUTER = "lora_A", "lora_B"
 """How labels of adapters' weights end (planner.workload.lora)."""
+RANK_DIMS = {INNER: -1, OUTER: -2}
+"""The dim of each that is the rank."""
 
 
 def directions(graph: Graph) -> Mapping[int, str]:

@@ -16,6 +16,7 @@ from costmodels.liveness import PassingGradients
 from planner.analysis.axis_roles import purposes
 from planner.analysis.basics import BasicFacts, repeat_starts, saved_in
 from planner.analysis.batch_factor import batch_factors
+from planner.analysis.columns_rows import RANK_DIMS
 from planner.analysis.passing import find_passing
 from planner.analysis.recompute_demand import Hop, demand_of, find_demanded
 from planner.analysis.residuals import find_gathered, find_residuals
@@ -115,6 +116,18 @@ class GraphFacts(BasicFacts):
         if all(graph.nodes[i].inputs[slot] in graph.producer for slot in self.rules[i].linear):
             return splits
         return _settled(splits)
+
+    def worthwhile(self, i: int, splits: tuple[Split, ...]) -> tuple[Split, ...]:
+        """Of those that are reachable what a search looks at: the rank of adapters stays whole. It
+        is narrow, so that cutting it saves next to nothing, and with it each adapter of a block
+        would have as many choices as the weight it stands beside."""
+        found, ranks = self.reachable(i, splits), set[str]()
+        for slot, name in enumerate(self.graph.nodes[i].inputs):
+            if name in self.graph.weights and name in self.graph.trainable:
+                ending = self.graph.labels.get(name, name).rpartition(".")[2]
+                if ending in RANK_DIMS:
+                    ranks.update(self.rules[i].operands[slot][RANK_DIMS[ending]])
+        return tuple([s for s in found if ranks.isdisjoint(f for f, _ in s.pairs)])
 
     @cached_property
     def backward(self) -> Mapping[int, float]:

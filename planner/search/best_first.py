@@ -96,7 +96,8 @@ SETTLING = 2_000_000_000
 were not."""
 WORK_FACTOR, SOLVE_AGAIN_WORK = 200, 1_000_000_000
 """A search node whose solve the work limit cut is solved again with so many times the work, least
-bounds first, until a family has spent so many units on that."""
+bounds first, until so many units are spent on that: by a family and those of finer meshes that
+follow it."""
 
 
 MANY_MESHES = 128
@@ -143,6 +144,7 @@ class BestFirst:
         self.priced: list[Candidate] = []
         self.finished_bounds: list[float] = []  # bounds of nodes that were priced
         self.unfinished: list[SearchNode] = []  # priced, but the work limit cut a solve
+        self.solve_again_work = SOLVE_AGAIN_WORK  # left for these
         self.open: list[SearchNode] = []
         self.to_raise: list[
             SearchNode
@@ -260,14 +262,13 @@ class BestFirst:
     def _solve_again(self) -> None:
         """Solve again what the work limit cut, while the pool lasts: where memory binds, a first
         answer may be far above the node's optimum."""
-        left = SOLVE_AGAIN_WORK
-        while self.unfinished and left > 0 and not self.search.out_of_time():
+        while self.unfinished and self.solve_again_work > 0 and not self.search.out_of_time():
             node = self.unfinished[0]
             if node.bound >= self._to_beat * (1 - SAME):
                 break
             self._holds_from = self._lower_bound(heapq.heappop(self.unfinished))
             if node.tight:
-                left -= self._price(node, WORK_FACTOR)
+                self.solve_again_work -= self._price(node, WORK_FACTOR)
             else:
                 self._tighten(node)
                 heapq.heappush(self.unfinished, node)

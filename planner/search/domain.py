@@ -66,6 +66,9 @@ MORE_OFFLOAD = (
 )
 """What waits in the host's memory where nothing fits without: state first, which is read once a
 step; weights last, which every pass over a block reads, and tables."""
+LITTLE_STATE = 0.01
+"""Optimizer state, cut over all devices, of less than this share of a device's memory (adapters'
+beside frozen weights) makes no room worth a search by going to the host's memory. A guess."""
 BATCH = ("data", "fsdp")
 """Axes that are named for cutting the batch."""
 Family = Callable[[GraphFacts, Mesh], Allowed]
@@ -469,7 +472,13 @@ class SearchDomain:
         dear."""
         if self.request.offload or (first := self.offload()) is None:
             return ()
-        return (first,) if self.request.launcher is not None else AWAY
+        if self.request.launcher is not None:
+            return (first,)
+        request, graph = self.request, self.model.plain
+        trained = sum(graph.tensors[name].elements for name in graph.trainable)
+        state = trained * request.recipe.state_bytes / request.topology.devices
+        little = state < LITTLE_STATE * request.limit_bytes
+        return tuple(what for what in AWAY if not (little and "optimizer" in what))
 
     def sent(self, base: GraphFacts, mesh: Mesh, recompute: str) -> tuple[str, ...]:
         """What of the request's a plan has in the host's memory."""

@@ -294,12 +294,14 @@ class Search(Solving):
         leaders, others, stages = self._leaders((*main.priced, *eligible), main.limit)
         finer.meshes = self.offered.finer(*leaders, stages=stages)
         worth = min(map(self.value, (main.best, *eligible)))
+        finer.solve_again_work = main.solve_again_work
         finer.run(worth)
         worth = min(worth, self.value(finer.best))
         most = (1 - WIDE_GAP) * worth
         if min(main.bound(most), finer.bound(most)) < most < np.inf:
             # there may be more to find
             wider.meshes = tuple(m for m in self.offered.finer(*others) if m not in finer.meshes)
+        wider.solve_again_work = finer.solve_again_work
         wider.run(worth)
         among = {c.mesh.stages for c in (*leaders, *others)} | {m.stages for m in main.meshes[:1]}
         named.meshes = tuple(
@@ -310,6 +312,7 @@ class Search(Solving):
                 ]
             )
         )
+        named.solve_again_work = wider.solve_again_work
         named.run(min(worth, self.value(wider.best)))
 
     def _covered(self, meshes: Sequence[Mesh]) -> tuple[Covered, ...]:
@@ -394,8 +397,8 @@ class Search(Solving):
                     for m in family.meshes
                     if m == best.mesh or (m.stages == 1 and len(m.inner) == 1)
                 )
-                faster = family.run(self.value(best))
                 worth = self.value(best) if found else (1 - AWAY_WORTH) * self.value(best)
+                faster = family.run(worth)
                 if faster is not None and self.value(faster) < worth:
                     best, found = faster, (search, faster, family)
                 self.stopped = self.stopped or search.stopped

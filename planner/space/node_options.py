@@ -137,7 +137,7 @@ class Kinds:
     def _shaped(self, i: int) -> _Shape:
         """The splits of a node, and what they ask of layouts."""
         rule = self.base.rules[i]
-        splits = self.allowed.get(i) or self.base.reachable(
+        splits = self.allowed.get(i) or self.base.worthwhile(
             i, candidates(rule, self.sizes, self.limits)
         )
         needs, results = self._read(self.graph.nodes[i], rule, splits)

@@ -22,6 +22,7 @@ from planner.machine.mesh_choices import meshes
 from planner.machine.topology import for_devices
 from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
+from planner.sharding.candidates import candidates
 from planner.sharding.layout import local_shape
 from planner.sharding.layout_table import LayoutTable
 from planner.solvers import solve
@@ -117,6 +118,18 @@ def test_a_space_has_what_the_price_of_a_plan_has(
     else:
         assert priced == pytest.approx(cost.step_time_s, rel=1e-6)
         assert used == pytest.approx(cost.memory.total, rel=1e-6, abs=8)
+
+
+def test_the_rank_of_adapters_stays_whole_in_a_search() -> None:
+    """Each adapter has the choices of its batch and of what its weight is cut along."""
+    space = space_of(MODEL, model=2, lora=LORA)
+    for v in (v for v in space.variables if v.kind == "op"):
+        node, rule = space.base.graph.nodes[v.node], space.base.rules[v.node]
+        if node.id.endswith(("lora_A", "lora_B")):
+            (rank,) = rule.results[0][-1] if node.id.endswith("A") else rule.operands[0][-1]
+            assert len(v.splits) > 4 and not any(s.axes(rank) for s in v.splits), node.id
+            full = space.base.reachable(v.node, candidates(rule, space.pricer.sizes))
+            assert set(v.splits) < set(full)
 
 
 def test_a_device_of_a_framework_stores_its_piece() -> None:

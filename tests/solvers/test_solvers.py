@@ -302,6 +302,32 @@ def test_labels_grown_again_keep_what_a_narrow_beam_dropped() -> None:
             assert evaluate(problem, found.choice).cost == best, seed
 
 
+def test_labels_of_least_regret_alone_grow_as_all_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is beaten is so by a label of no more regret: looked at in parts or all at once, beams
+    keep the same labels and prove the same."""
+    from planner.solvers.dp import clock_of, solve_model
+    from planner.solvers.exact import labels
+    from planner.solvers.model import build
+
+    parts = 0
+
+    def counted(regret: np.ndarray, cap: int) -> list[np.ndarray]:
+        nonlocal parts
+        found = list(least_first(regret, cap))
+        parts += len(found) > 1
+        return found
+
+    least_first, answers = labels._least_first, []
+    monkeypatch.setattr(labels, "_least_first", counted)
+    for first in (2, 1 << 40):
+        monkeypatch.setattr(labels, "FIRST", first)
+        found = [solve_model(build(p), clock_of(Budget(), 2e9), caps=(2, 5)) for p, _ in cases()]
+        answers.append([(None if f.choice is None else tuple(f.choice), f.bound) for f in found])
+        assert bool(parts) == (first == 2)
+        parts = 0
+    assert answers[0] == answers[1]
+
+
 def test_recursive_is_near_the_optimum_where_memory_binds() -> None:
     """An encoder and a decoder on 8 x 8 devices in half of the memory: its alphabet has to have
     strategies of both sides of the limit."""

@@ -20,6 +20,7 @@ search with a proven bound.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,8 @@ from planner.solvers.exact.elimination import Tree
 
 SORTED = 20
 """Work of sorting a label, in table entries visited."""
+FIRST = 4
+"""Of more labels than so many times the cap those of least regret are looked at first."""
 
 
 @dataclass
@@ -133,32 +136,63 @@ def _grow(
         strategy, parent = np.nonzero(regret <= room if np.isfinite(room) else np.isfinite(regret))
         load = labels.load[parent] + usage[v][strategy]
         fits = np.flatnonzero((load <= memory.limit - rest[p]).all(1))
-        strategy, parent = strategy[fits], parent[fits]
+        strategy, parent, load = strategy[fits], parent[fits], load[fits]
         # a label is copied with all that it carries, and sorted by it
         if not clock.spend(regret.size + len(fits) * (len(tracked) + len(labels.column) + SORTED)):
             return None, start, None
-        cost = model.node_cost(v)[strategy]
-        for pair in tree.base[v]:
-            at = tuple(
-                labels.column[u][parent] if pair.shape[a + 1] > 1 else np.zeros(1, np.int64)
-                for a, u in enumerate(scope)
+        before, regret = labels, regret[strategy, parent]
+        for some in _least_first(regret, cap):
+            labels = _extended(
+                dual, before, v, leaves[p], (strategy[some], parent[some], regret[some], load[some])
             )
-            cost = cost + pair[(strategy if pair.shape[0] > 1 else np.zeros(1, np.int64), *at)]
-        column = {u: c[parent] for u, c in labels.column.items()}
-        column[v] = strategy
-        for u in leaves[p]:
-            column.pop(u, None)
-        labels = Labels(labels.cost[parent] + cost, regret[strategy, parent], load[fits], column)
-        kept = _pareto(labels, model.sizes)
+            kept = _pareto(labels, model.sizes)
+            if len(kept) > cap:
+                break
         if len(kept) > cap:
             by = np.argsort(labels.regret[kept], kind="stable")
             floor = min(floor, start + float(labels.regret[kept[by[cap]]]))
             kept = np.sort(kept[by[:cap]])
         labels = labels.keep(kept)
+        kept = some[kept]
         trail.append((strategy[kept].astype(np.int32), parent[kept].astype(np.int32)))
         if not len(kept):
             return None, floor, None
     return _read(dual, labels, order, trail, floor)
+
+
+def _least_first(regret: np.ndarray, cap: int) -> Iterator[np.ndarray]:
+    """Positions of the labels of least regret, more of them each time, ascending; all of them last.
+    Of labels of one state regrets differ by cost and priced usage, so that whatever beats a label
+    has no more regret than it: among these alone each is beaten or not as among all."""
+    some = FIRST * cap
+    while some < len(regret):
+        yield np.flatnonzero(regret <= np.partition(regret, some)[some])
+        some *= FIRST
+    yield np.arange(len(regret))
+
+
+def _extended(
+    dual: Dual,
+    labels: Labels,
+    v: int,
+    leaves: list[int],
+    grown: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+) -> Labels:
+    """Labels with a strategy for node v. leaves: nodes that are needed no longer; grown: of each
+    its strategy, the label it is grown from, its regret and load."""
+    strategy, parent, regret, load = grown
+    cost, none = dual.model.node_cost(v)[strategy], np.zeros(1, np.int64)
+    for pair in dual.tree.base[v]:
+        at = tuple(
+            labels.column[u][parent] if pair.shape[a + 1] > 1 else none
+            for a, u in enumerate(dual.tree.scope[v])
+        )
+        cost = cost + pair[(strategy if pair.shape[0] > 1 else none, *at)]
+    column = {u: c[parent] for u, c in labels.column.items()}
+    column[v] = strategy
+    for u in leaves:
+        column.pop(u, None)
+    return Labels(labels.cost[parent] + cost, regret, load, column)
 
 
 def _read(
