@@ -66,6 +66,10 @@ class Asked:
         apart are tried, too."""
         devices = self.request.topology.devices
         sequences = concurrency or AT_ONCE * devices
+        if not concurrency:
+            most = self.joint(self.served(*traffic.mean_lengths, sequences))
+            while sequences > devices and most.overfull(sequences):
+                sequences //= 2
         while True:
             joint = self.joint(self.served(*traffic.mean_lengths, sequences))
             try:

@@ -21,12 +21,14 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import gcd, prod
 from typing import Any
 
 from costmodels.hardware.units import show_bytes
 from planner.analysis.facts import GraphFacts
 from planner.errors import NO_PLAN, PlanError
+from planner.execution.collective import float32_sizes
 from planner.execution.layout_flow import Flow
 from planner.execution.plan import Plan
 from planner.execution.techniques import STRUCTURAL
@@ -404,6 +406,26 @@ class Joint:
         if not any(p.fits for p in found):
             raise self._nothing_fits(found)
         return found
+
+    def overfull(self, sequences: int) -> bool:
+        """Whether weights, and caches of so many sequences, are more than all devices hold
+        together: then no plan fits, however they are cut."""
+        weights, cache = self._least_bytes
+        return weights + cache * sequences > self.devices * self.request.limit_bytes
+
+    @cached_property
+    def _least_bytes(self) -> tuple[float, float]:
+        """Of all weights once, and of one sequence's caches."""
+        graph, weights, caches = self.step.graph(1), 0.0, 0.0
+        for name in (n for n in graph.weights if graph.consumers.get(n)):
+            t = graph.tensors[name]
+            one = 1.0 if "8" in t.dtype else self.request.recipe.parameter_bytes
+            size = t.elements * (one if t.is_float else min(one, float32_sizes(t.dtype)))
+            if name in self.pasts:
+                caches += size / self.step.service.concurrency
+            else:
+                weights += size
+        return weights, caches
 
     def run(self, objective: str) -> tuple[Priced, tuple[Priced, ...], float]:
         """The best pair that fits, all that were priced, and by what part of its value no other can

@@ -13,6 +13,7 @@ import pytest
 from planner.cli import main
 from planner.errors import PlanError
 from planner.serving.asked import Found, Short, on_fewest
+from planner.serving.joint import Joint
 from planner.serving.outcome import Outcome
 from planner.serving.result import Serving
 from planner.serving.serve import serve
@@ -132,6 +133,30 @@ def test_the_fewest_devices_for_a_rate(tmp_path: Path) -> None:
     assert "fewer   not on 1 device: " in str(made)
     made.save(tmp_path / "p.json")
     assert Serving.load(tmp_path / "p.json").to_json() == made.to_json()
+
+
+@pytest.mark.parametrize(("quantize", "gib"), [("none", 3), ("int8", 2)])
+def test_sequences_that_fit_nowhere_are_not_searched(
+    quantize: str, gib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than weights and caches leave room for, whatever is cut: the plan is the same without
+    looking at them."""
+    ask: dict[str, Any] = {"prompt": 2048, "generate": 32, "rate": 1, "devices": 2}
+    ask |= {"memory_limit_bytes": gib << 30, "quantize": quantize}
+    tried: list[int] = []
+    priced = Joint.priced
+
+    def counted(self: Joint) -> Any:
+        tried.append(self.step.service.concurrency)
+        return priced(self)
+
+    monkeypatch.setattr(Joint, "priced", counted)
+    few, looked = serve(MODEL, **ask), tried.copy()
+    tried.clear()
+    monkeypatch.setattr(Joint, "overfull", lambda self, sequences: False)
+    every = serve(MODEL, **ask)
+    assert tried[-len(looked) :] == looked and len(looked) < len(tried)
+    assert (few.traffic, few.step.costs) == (every.traffic, every.step.costs)
 
 
 def test_what_needs_a_rate_says_so(capsys: pytest.CaptureFixture[str]) -> None:
