@@ -3,8 +3,11 @@ be called the best that is not."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from planner.pins.pins import Pins
 from planner.pricing.frameworks.selective import made_again
 from planner.search.build_request import build_request
 from planner.search.options import MachineOptions, SearchOptions, StepOptions
@@ -122,3 +125,29 @@ def test_spaces_run_again_what_the_framework_does() -> None:
         if again and arrays.recompute_s["block-keep"][k]:
             remade.add(space.base.graph.nodes[v.node].op)
     assert remade and "RoutedExperts" not in remade
+
+
+@pytest.mark.parametrize(
+    ("source", "runtime", "lora", "stages"),
+    [
+        ("deepseek-v2-lite,layers=5", "megatron", "", 4),
+        ("llama3-70b,layers=5", "jax-shard_map", "rank=16,targets=*_proj.weight", 4),
+        ("llama3-70b,layers=5", "fsdp", "rank=16,targets=*_proj.weight", 1),
+    ],
+)
+def test_what_is_known_of_a_mesh_before_its_space_is_below_every_price(
+    source: str, runtime: str, lora: str, stages: int
+) -> None:
+    """Also with layers before the repeated blocks: a dense one, and the one whose input has no
+    gradient."""
+    options = SearchOptions(baselines=False)
+    machine = MachineOptions(devices=16, hardware="h100-sxm")
+    request = build_request(machine, StepOptions(runtime=runtime), options)
+    if stages > 1:
+        request = replace(request, pins=Pins(mesh={"stage": (stages,)}))
+    search = Search(open_model(f"zoo:{source}", 16, batch=32, lora=lora), request)
+    search.run()
+    assert search.details
+    for c, *_ in search.details.values():
+        floor = search.floor(c.mesh, c.plan.microbatches)
+        assert 0 < floor <= c.cost.step_time_s, (c.label, c.mesh.shape, c.techniques)
