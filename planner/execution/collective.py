@@ -13,6 +13,7 @@ from planner.execution.recompute import Recomputed, is_gathered
 from planner.execution.shared_collectives import Merged
 from planner.execution.techniques import ZB_H1
 from planner.execution.zero_stages import weight_collectives_of
+from planner.ops.lookup import unread_gradients
 from planner.graph.ir import DTYPE_BYTES, Graph, Node
 from planner.sharding.layout import STAGE, Axes, ReshardStep, group
 from planner.sharding.rule import KernelCollective, Rule, Split
@@ -129,16 +130,30 @@ def path_collectives(
     """The collectives of the last step of a reshard path, which runs so often forward and so often
     backward; none where an equal one runs in its place."""
     forward, backward = times
+    merged_back = (name, path) in equal.backward or not _brings_gradient(flow, name, path)
     yield from _step_collectives(
         flow,
         name,
         path[-1],
         (
             0 if (name, path) in equal.forward else forward,
-            0 if (name, path) in equal.backward else backward,
+            0 if merged_back else backward,
         ),
         size,
         place,
+    )
+
+
+def _brings_gradient(flow: Flow, name: str, path: tuple[ReshardStep, ...]) -> bool:
+    """Whether a gradient comes back on a reshard path: none does where all that read its end only
+    choose by it (a router's scores on their way to the choice of experts)."""
+    if name not in unread_gradients(flow.graph, flow.grad):
+        return True
+    return any(
+        not flow.grad.isdisjoint(flow.graph.nodes[i].outputs)
+        for i, slot in flow.graph.consumers[name]
+        if (need := flow.need.get((i, slot))) is None
+        or flow.trees[name].path(need)[: len(path)] == path
     )
 
 

@@ -142,7 +142,7 @@ class _Census:
     ) -> Iterator[CollectiveUse]:
         """Under gpipe head and loss are one function that saves nothing but what it is given."""
         flow = self.outside.flow
-        epilogue = [i for i in self.outside.nodes if pipeline.in_epilogue(i)]
+        epilogue = [i for i in self.outside.nodes if True in pipeline.sides(i)]
         yield from recomputed_collectives(
             flow,
             find_recomputed(flow, epilogue, "all", (*flow.graph.inputs, *last)),
@@ -307,7 +307,8 @@ class _Census:
             return self.flow.plan.accumulation_steps
         if name in staged:
             return pipeline.ticks if staged[name] < pipeline.blocks_per_tick else 0
-        return self._passes(pipeline.in_epilogue(i) for i, _ in self.flow.graph.consumers[name])
+        readers = self.flow.graph.consumers[name]
+        return self._passes(side for i, _ in readers for side in pipeline.sides(i))
 
 
 def _gathers_after_operand(flow: Flow, part: range, name: str) -> bool:
@@ -327,11 +328,13 @@ def _sides(
     """Whether a reshard outside the blocks runs in the epilogue (True), before it (False), or in
     both: where its readers do."""
     late = _in_epilogue(flow.graph, name, pipeline, last)
-    if name in flow.graph.weights and not late:
+    twice = flow.graph.producer.get(name) in pipeline.shared_prologue
+    if not late and (twice or name in flow.graph.weights):
         return {
-            pipeline.in_epilogue(i)
+            side
             for i, slot in flow.graph.consumers[name]
             if flow.trees[name].path(flow.need[i, slot])[: len(path)] == path
+            for side in ((False,) if i in pipeline.nodes else pipeline.sides(i))
         }
     return {late}
 

@@ -70,19 +70,21 @@ class _Dots:
 
     def of_one_pass(self, pipeline: Pipeline | None) -> dict[int, Fraction]:
         """FLOPs of one forward and backward pass, per node with dots."""
-        sums: dict[tuple[int, bool], Fraction] = {}
+        sums: dict[tuple[int, Fraction], Fraction] = {}
         flops: dict[int, Fraction] = {}
-        gpipe = self.again and pipeline is not None and pipeline.schedule == "gpipe"
         for i in self._multiplying:
             if dots := self.of(i):
-                # Under gpipe head and loss are recomputed.
-                twice = gpipe and pipeline is not None and pipeline.in_epilogue(i)
-                if (id(dots), twice) not in sums:
-                    sums[id(dots), twice] = self._sum(dots, 2 if twice else 1)
-                flops[i] = sums[id(dots), twice]
+                forward = Fraction(1)
+                if self.again and pipeline is not None and pipeline.schedule == "gpipe":
+                    # Under gpipe head and loss are recomputed.
+                    late = pipeline.epilogue_passes if True in pipeline.sides(i) else 0
+                    forward += late / pipeline.forward_passes(i)
+                if (id(dots), forward) not in sums:
+                    sums[id(dots), forward] = self._sum(dots, forward)
+                flops[i] = sums[id(dots), forward]
         return flops
 
-    def _sum(self, dots: tuple[Product, ...], forward: int) -> Fraction:
+    def _sum(self, dots: tuple[Product, ...], forward: Fraction) -> Fraction:
         total = Fraction(0)
         for dot in dots:
             backward = dot.backward + self.again * (dot.recomputed - dot.multiplied)

@@ -233,6 +233,9 @@ class _Repeats:
                 return f"{name} is made in one repeat and read by others"
             self.shared[name] = None
             return ""
+        if name in self.graph.constants:  # repeats match, so the others hold the same values
+            self.shared[name] = None
+            return ""
         if name in self.graph.weights and self.graph.weights.keys() >= set(names):
             if len(set(names)) < self.repeats:
                 return f"weights of {reader} are kept differently in its repeats"

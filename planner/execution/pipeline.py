@@ -222,8 +222,13 @@ class Pipeline:
         it: once for each forward pass of the blocks or the prologue, once for each of the
         epilogue."""
         places = frozenset(
-            self.first if i in self.nodes else self.end if self.in_epilogue(i) else -1
+            place
             for i in readers
+            for place in (
+                (self.first,)
+                if i in self.nodes
+                else (self.end if late else -1 for late in self.sides(i))
+            )
         )
         if places not in self._gradient_additions:
             self._gradient_additions[places] = sum(
@@ -258,6 +263,13 @@ class Pipeline:
     def in_epilogue(self, i: int) -> bool:
         """Whether node i runs in the epilogue, and only there."""
         return i >= self.end or i in self.early_epilogue
+
+    def sides(self, i: int) -> frozenset[bool]:
+        """Whether a node outside the blocks runs in the epilogue (True), before it (False), or in
+        both."""
+        if i in self.shared_prologue:
+            return frozenset((False, True))
+        return frozenset((self.in_epilogue(i),))
 
     def stage_share(self, i: int) -> Fraction:
         """What part of nodes like node i one stage holds."""

@@ -164,9 +164,11 @@ def find_runs(graph: Graph) -> tuple[tuple[int, int, int], ...]:
             for a, b in zip(bounds[::2], bounds[1::2], strict=True)
             for part in _runnable(match, a, b, p)
         ):
-            repeats = (end - start) // p + 1
-            if repeats >= MIN_REPEATS and p * (repeats - 1) >= MIN_SAVED:
-                found.append((repeats * p - p, start, p, repeats))
+            repeats, spare = divmod(end - start, p)
+            if repeats + 1 >= MIN_REPEATS and p * repeats >= MIN_SAVED:
+                start += _least_handed_on(graph, start, p, spare)
+                apart = _first_apart(graph, start, p, repeats + 1)
+                found.append(((repeats - apart) * p, start + apart * p, p, repeats + 1 - apart))
     runs: list[tuple[int, int, int]] = []
     # The most work saved wins; among equals the shorter block (a block of two layers saves less
     # than one of one).
@@ -199,6 +201,37 @@ def _runnable(match: _Match, begin: int, end: int, p: int) -> list[tuple[int, in
             if a < b:
                 found += _runnable(match, a, b, p)
     return found
+
+
+def _least_handed_on(graph: Graph, start: int, p: int, spare: int) -> int:
+    """How many nodes later a run of equal length best begins, of as many as can be spared: where
+    the fewest elements cross from its first repeat to its second, the earliest of such places.
+
+    A residual Add that happens to match the one of the repeat before would otherwise begin the
+    blocks, which then hand on both of its operands instead of their sum.
+    """
+    crossing = np.zeros(spare + 2, np.int64)  # per place, as differences
+    for i in range(start, start + p + spare):
+        for name in graph.nodes[i].outputs:
+            readers = [k for k, _ in graph.consumers.get(name, ()) if k < start + 2 * p + spare]
+            first, last = max(i + 1 - start - p, 0), min(max(readers, default=0) - start - p, spare)
+            if first <= last:
+                crossing[first] += graph.tensors[name].elements
+                crossing[last + 1] -= graph.tensors[name].elements
+    return int(np.argmin(np.cumsum(crossing)[:-1]))
+
+
+def _first_apart(graph: Graph, start: int, p: int, repeats: int) -> bool:
+    """Whether the first repeat makes something that is read behind the run, as no other repeat does
+    (a condition that exporters merge with the last layer's): apart from it, the others are alike
+    and can be a loop."""
+
+    def read_behind(repeat: int) -> list[bool]:
+        made = (o for i in range(p) for o in graph.nodes[start + repeat * p + i].outputs if o)
+        readers = (graph.consumers.get(name, ()) for name in made)
+        return [bool(r) and r[-1][0] >= start + p * repeats for r in readers]
+
+    return repeats > MIN_REPEATS and read_behind(0) != read_behind(1) and any(read_behind(0))
 
 
 def classes(graph: Graph, runs: Sequence[tuple[int, int, int]]) -> list[int]:

@@ -46,3 +46,18 @@ def gradient_tensors(graph: Graph) -> frozenset[str]:
         if not up.isdisjoint(node.outputs):
             up.update(down.intersection(node.inputs))
     return frozenset(up)
+
+
+def unread_gradients(graph: Graph, grad: frozenset[str]) -> frozenset[str]:
+    """Tensors with a gradient that a node reads which hands none back, worked out once a graph."""
+    key = "unread gradients", grad
+    if key not in graph.memo:
+        graph.memo[key] = frozenset(
+            name
+            for node in graph.nodes
+            if grad.isdisjoint(node.outputs)
+            for name in node.inputs
+            if name in grad
+        )
+    known: frozenset[str] = graph.memo[key]
+    return known

@@ -21,6 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.analysis.facts import GraphFacts, Wire
+from planner.ops.lookup import unread_gradients
 from planner.ops.residuals import reads
 from planner.pricing.gradient_sync import WeightCosts, no_weights
 from planner.pricing.pricer import Pricer
@@ -218,7 +219,10 @@ class _Builder:
         t, grad = self.graph.tensors[wire.name], wire.name in self.base.grad
         each, carried = self._each(wire.name), wire.name in self.base.carried
         # Columns of equal layouts are the same object, compared by identity (LayoutTable.column).
-        key = (t.shape, t.dtype, grad, each, source, branches, target, carried)
+        back = wire.name not in unread_gradients(self.graph, self.base.grad) or any(
+            not self.base.grad.isdisjoint(self.graph.nodes[i].outputs) for i, _, _ in wire.uses
+        )
+        key = (t.shape, t.dtype, grad, back, each, source, branches, target, carried)
         if key not in self._linked:
             place = source.of[:, None] * len(target.layouts) + target.of
             tables = self.tables.table(
@@ -232,6 +236,8 @@ class _Builder:
                 ready = np.array(branches)[:, None] == np.array(target.layouts)[target.of]
                 forward[ready] = backward[ready] = 0.0
             forward *= each
+            if not back:
+                backward = np.where(np.isinf(backward), backward, 0.0)
             self._linked[key] = forward, backward
         return self._linked[key]
 

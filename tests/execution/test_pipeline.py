@@ -339,7 +339,6 @@ def test_the_search_takes_stages_where_links_are_slow_and_the_model_large() -> N
         ),
         ("zoo:gpt-tiny,layers=4", "pp=4,zero=2,schedule=gpipe", "at most 1"),
         ("zoo:gpt-tiny,layers=4", "pp=4,micro=1", "at least two microbatches"),
-        ("zoo:dit-tiny", "pp=2", "reads different outside values"),
     ],
 )
 def test_what_cannot_be_is_said(source: str, pins: str, said: str) -> None:

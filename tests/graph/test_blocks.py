@@ -3,6 +3,7 @@ of the way first."""
 
 from __future__ import annotations
 
+from planner.execution.loops import carried_tensors
 from planner.graph.ir import Graph, Node, Tensor
 from planner.graph.repeats import classes, find_runs, hoist
 
@@ -64,6 +65,38 @@ def test_layer_that_reads_data_is_not_one_that_reads_activations():
         x = net.layer(x)
     ((first, period, repeats),) = find_runs(net.graph())
     assert (first > 0, period, repeats) == (True, 4, 4)
+
+
+def test_blocks_begin_where_the_least_is_handed_on() -> None:
+    """An unlike first layer ends in the Add that the others end in too: blocks that began with it
+    would hand on both of its operands instead of their sum."""
+    net = Net()
+    x = net.add("MatMul", "x", net.weight())
+    x = net.add("Add", net.add("Neg", net.add("MatMul", x, net.weight())), x)
+    for _ in range(4):
+        x = net.layer(x)
+    graph = net.graph()
+    ((first, period, repeats),) = find_runs(graph)
+    assert (first, period, repeats) == (4, 4, 4)
+    assert carried_tensors(graph, ((first, period, repeats),)) == {graph.nodes[7].outputs[0]}
+
+
+def test_a_first_layer_that_is_read_behind_the_blocks_stands_apart() -> None:
+    """Exporters merge the same function of a condition, written in the first layer, with the one of
+    the last layers: the layers between are blocks all the same."""
+    net = Net()
+    x = net.add("MatMul", "x", net.weight())
+    merged = ""
+    for _ in range(5):
+        h = net.add("MatMul", x, net.weight())
+        h = net.add("Relu", h)
+        merged = merged or h
+        h = net.add("MatMul", h, net.weight())
+        x = net.add("Add", h, x)
+    net.add("Mul", x, merged)
+    graph = net.graph()
+    assert find_runs(graph) == ((5, 4, 4),)
+    assert carried_tensors(graph, ((5, 4, 4),))
 
 
 def test_value_made_inside_a_run_is_not_shared_by_it():

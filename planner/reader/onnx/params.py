@@ -316,7 +316,9 @@ def resolve_ties(draft: Draft) -> list[Use]:
     parted: list[str] = []
     for leaf in list(by_leaf):
         soft = [u for u in by_leaf[leaf] if u.kind in ("scale", "bias") and u.direct]
-        if len(soft) < 2 or len(soft) != len(by_leaf[leaf]) or not _may_part(draft, leaf):
+        if len(soft) < 2 or len(soft) != len(by_leaf[leaf]):
+            continue
+        if not (_may_part(draft, leaf) or _of_one_norm(leaf, soft)):
             continue
         groups: dict[str, list[Use]] = {}
         for use in soft:
@@ -364,6 +366,15 @@ def _may_part(draft: Draft, leaf: str) -> bool:
     """Merged by value: all elements equal, or the values are not known."""
     ref = draft.refs.get(leaf)
     return (ref is not None and ref.kind != "inline") or draft.splat(leaf) is not None
+
+
+def _of_one_norm(leaf: str, soft: list[Use]) -> bool:
+    """Whether a leaf that several modules' norms read is named after one of them: then the others'
+    were equal to it, and were merged whatever the values are. A norm that several modules were to
+    share would be one module."""
+    return all(u.op.op in _NORMS and u.op.scope for u in soft) and any(
+        leaf.startswith(f"{u.op.scope}.") for u in soft
+    )
 
 
 def _part(draft: Draft, leaf: str, scope: str, group: list[Use]) -> None:
