@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Self
 
 from planner.execution.gated_units import GatedUnits, gated_units
 from planner.execution.layout_flow import zero_stage_frozen
@@ -58,6 +59,11 @@ class BasicFacts:
     def gated(self) -> GatedUnits:
         """See planner.execution.gated_units."""
         return gated_units(self.graph, self.grad, self.runs)
+
+    @cached_property
+    def without_loops(self) -> Self:
+        """The same of programs that have their blocks written out."""
+        return replace(self, runs=())
 
     @property
     def written_out(self) -> bool:

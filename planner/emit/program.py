@@ -37,7 +37,7 @@ from planner.execution.loops import (
 from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.recompute import gathering_parts, is_gathered
-from planner.execution.techniques import DUALPIPE, sent_in_loops
+from planner.execution.techniques import DUALPIPE, WRITTEN_OUT, sent_in_loops
 from planner.execution.uneven_pipeline import uneven_pipeline_of
 from planner.graph.ir import Graph
 from planner.ops import OPERATORS
@@ -72,8 +72,8 @@ def emit(
     program; gpu_memory: share of a GPU's memory that JAX is to preallocate. Raises PlanError when
     pinned layouts cannot be joined.
     """
-    _refuse(graph, plan, backend, unroll)
     flow = derive(graph, plan, training=workload == "train")
+    _refuse(graph, plan, backend, unroll)
     stages = uneven_pipeline_of(flow)
     blocks, reasons = repeated_blocks(flow)
     counted = counted_rows(graph) if workload == "train" and plan.accumulation_steps > 1 else ""
@@ -81,7 +81,7 @@ def emit(
     w = Writer(
         flow=flow,
         backend=backend,
-        unroll=unroll and pipeline is None,
+        unroll=(unroll or plan.blocks == WRITTEN_OUT) and pipeline is None,
         training=training,
         blocks=blocks,
         reasons=reasons,

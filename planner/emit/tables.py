@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from costmodels.runtimes import load_runtime
 from planner.emit.source import comment, literal
+from planner.emit.table_rows import table_rows
 from planner.emit.text import spec_text
 from planner.emit.writer import Parameter, Writer
 from planner.execution.collective import item_sizes
@@ -236,7 +237,7 @@ def index_limit(graph: Graph, name: str) -> int:
 def parameter_table(w: Writer, name: str, what: str, parameters: list[Parameter]) -> str:
     """PARAMS or FROZEN."""
     rows = [f"# {what} -> {_COLUMNS}", f"{name} = {{"]
-    rows += [f"    {literal(p.key)}: {_parameter_row(w, p)}," for p in parameters]
+    rows += table_rows([(p.key, _parameter_row(w, p)) for p in parameters])
     return "\n".join([*rows, "}", ""]) if parameters else f"{name} = {{}}\n"
 
 
@@ -382,7 +383,7 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
             if w.backend == "shard_map"
             else ""
         )
-        rows.append(f"    {literal(p.key)}: ({ways}{spec_text(layout)}{'' if ways else ','}),")
+        rows.append((p.key, f"({ways}{spec_text(layout)}{'' if ways else ','})"))
     what = (
         "axes its gradient is pending over, of these: summed over, scattered over; the dim"
         " scattered; "
@@ -392,7 +393,7 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
     text = "\n".join(
         [
             f"# parameter -> ({what}how its gradient and its optimizer state are cut)",
-            *("GRADIENTS = {", *rows, "}", ""),
+            *("GRADIENTS = {", *table_rows(rows), "}", ""),
         ]
     )
     if w.backend == "shard_map" and w.flow.plan.accumulation_steps > 1:
@@ -520,7 +521,7 @@ def scale_table(w: Writer) -> str:
 
 def no_decay_table(w: Writer, names: Iterable[tuple[str, str]]) -> str:
     """NO_DECAY. names: (tensor, what it goes by) of trained weights."""
-    rows = [f"    {literal(name)}," for tensor, name in names if spared(w.flow.graph, tensor)]
+    rows = table_rows([(name, "") for tensor, name in names if spared(w.flow.graph, tensor)])
     text = ["NO_DECAY = {", *rows, "}", ""] if rows else ["NO_DECAY = set()", ""]
     return "\n".join(["# what weight decay leaves alone: vectors and tables of lookups", *text])
 

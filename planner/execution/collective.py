@@ -13,8 +13,8 @@ from planner.execution.recompute import Recomputed, is_gathered
 from planner.execution.shared_collectives import Merged
 from planner.execution.techniques import ZB_H1
 from planner.execution.zero_stages import weight_collectives_of
-from planner.ops.lookup import unread_gradients
 from planner.graph.ir import DTYPE_BYTES, Graph, Node
+from planner.ops.lookup import unread_gradients
 from planner.sharding.layout import STAGE, Axes, ReshardStep, group
 from planner.sharding.rule import KernelCollective, Rule, Split
 
@@ -135,10 +135,7 @@ def path_collectives(
         flow,
         name,
         path[-1],
-        (
-            0 if (name, path) in equal.forward else forward,
-            0 if merged_back else backward,
-        ),
+        (0 if (name, path) in equal.forward else forward, 0 if merged_back else backward),
         size,
         place,
     )

@@ -12,6 +12,7 @@ from planner.errors import PlanError
 from planner.execution.engine import Engine, engine_of
 from planner.execution.layout_flow import Flow
 from planner.execution.pipeline import Pipeline
+from planner.execution.techniques import WRITTEN_OUT
 from planner.graph.ir import Graph
 from planner.sharding.layout import Layout, ReshardTree, tree_over
 
@@ -75,6 +76,11 @@ def repeated_blocks(flow: Flow) -> tuple[tuple[RepeatedBlock, ...], list[str]]:
         else:
             blocks.append(block)
     return tuple(blocks), reasons
+
+
+def looped_blocks(flow: Flow) -> tuple[RepeatedBlock, ...]:
+    """The repeated blocks that a program loops over: none where the plan has them written out."""
+    return () if flow.plan.blocks == WRITTEN_OUT else repeated_blocks(flow)[0]
 
 
 def find_repeated_block(flow: Flow, first: int, period: int, repeats: int) -> RepeatedBlock | str:

@@ -39,6 +39,7 @@ class StepTechniques:
     overlapped_microbatches: microbatches that run at the same time, a divisor of `microbatches`.
     islands: how many of the microbatches each place along the axis "island" runs, () without.
     exchanges: whether kernels wait for experts' rows, or other microbatches' run beside them.
+    blocks: whether the program loops over its repeated blocks, or has them written out.
     """
 
     zero_stage: int = 0
@@ -53,6 +54,7 @@ class StepTechniques:
     overlapped_microbatches: int = 1
     islands: tuple[int, ...] = ()
     exchanges: str = "waiting"
+    blocks: str = "looped"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from planner.execution.save_policies import (
     read_policy,
 )
 from planner.execution.zero_stages import ZERO_STAGES
-from planner.sharding.layout import STAGE
+from planner.sharding.layout import ISLAND, STAGE
 
 SCHEDULE_WORDS = {
     "1f1b": "1F1B",
@@ -90,6 +90,9 @@ _OFFLOAD_TYPE = (
 WAITING, BESIDE = "waiting", "beside"
 """How exchanges of experts' rows run: kernels wait for them, or those of another microbatch run
 beside them."""
+LOOPED, WRITTEN_OUT = "looped", "written-out"
+"""How a program runs its repeated blocks: as a loop over stacks of their weights and of what they
+save, or one after the other, each with arrays of its own."""
 COPIES = (1, 2)
 """Microbatches that may run at the same time."""
 AUTO = "auto"
@@ -352,6 +355,42 @@ def _microbatches_at_a_time(values: Values, sizes: Sizes) -> Contradiction | Non
     )
 
 
+def _without_loops(values: Values, sizes: Sizes) -> Contradiction | None:
+    if values.get("blocks", LOOPED) == LOOPED:
+        return None
+    recompute, sent = values.get("recompute", "none"), values.get("offload", ())
+    if recompute != "none":
+        other, instead = f"recompute = {recompute!r}", "recompute=none"
+    elif values.get("zero_stage", 0) == 3:
+        other, instead = "zero_stage = 3", "zero=2 or less"
+    elif _staged(sizes):
+        other, instead = "stages", "remove one of them"
+    elif values.get("copies", 1) > 1:
+        other, instead = f"copies = {values['copies']}", "copies=1"
+    elif beyond := _joined([w for w in sent if w in (*IN_LOOPS, *WEIGHTS)]).replace("none", ""):
+        other, instead = f"offload = {beyond!r}", "offload=none"
+    else:
+        return None
+    return Contradiction(
+        f"blocks = {WRITTEN_OUT} and {other} contradict each other: that is done by loops over"
+        " blocks",
+        instead,
+    )
+
+
+def may_be_written_out(plan: Plan) -> bool:
+    """Whether a plan does nothing that only loops over blocks do."""
+    return (
+        plan.recompute == "none"
+        and plan.zero_stage < 3
+        and plan.stages == 1
+        and plan.overlapped_microbatches == 1
+        and not plan.islands
+        and ISLAND not in plan.order
+        and not set(plan.offload) & {*IN_LOOPS, *WEIGHTS}
+    )
+
+
 def _beside_what(values: Values, sizes: Sizes) -> Contradiction | None:
     if values.get("exchanges", WAITING) == WAITING:
         return None
@@ -540,6 +579,24 @@ TECHNIQUES = (
         },
         contradicted=_microbatches_at_a_time,
         words=lambda copies: f"{copies} overlapped",
+    ),
+    Technique(
+        name="blocks",
+        effect="Repeated blocks are written out one after the other instead of as a loop: nothing"
+        " is copied out of stacks and into them, and compiling takes two to four times as long.",
+        neutral=LOOPED,
+        choices=(LOOPED, WRITTEN_OUT),
+        pin_type=Literal["looped", "written-out"],
+        field="blocks",
+        key="blocks",
+        file_type=str,
+        optional=True,
+        refused={
+            INFERENCE: "inference copies nothing of what blocks save",
+            FRAMEWORK: _AS_FRAMEWORK,
+        },
+        contradicted=_without_loops,
+        words=lambda how: "blocks written out",
     ),
     Technique(
         name="exchanges",

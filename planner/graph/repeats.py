@@ -26,6 +26,7 @@ from planner.graph.value_digest import value_bytes
 MIN_REPEATS = 2
 MIN_SAVED = 6  # nodes; folding less is not worth a function of its own
 MAX_PERIODS = 12
+FEW = 3
 NONE = -1
 
 
@@ -175,7 +176,16 @@ def find_runs(graph: Graph) -> tuple[tuple[int, int, int], ...]:
     for _, start, p, repeats in sorted(found, key=lambda f: (-f[0], f[2], f[1])):
         if all(start + p * repeats <= a or start >= a + q * r for a, q, r in runs):
             runs.append((start, p, repeats))
-    return tuple(sorted(runs))
+    return tuple(sorted(run for run in runs if not _leads_in(run, runs)))
+
+
+def _leads_in(run: tuple[int, int, int], runs: Sequence[tuple[int, int, int]]) -> bool:
+    """Whether a run is of a few layers right before many others (DeepSeek's dense layers): each of
+    these is decided for itself, as what makes room may be the one beside the embedding."""
+    first, p, repeats = run
+    return repeats <= FEW and any(
+        first + p * repeats == other and more > FEW for other, _, more in runs
+    )
 
 
 def _runnable(match: _Match, begin: int, end: int, p: int) -> list[tuple[int, int]]:

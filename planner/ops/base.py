@@ -226,6 +226,9 @@ class Operator:
     compares: bool = False
     """Whether one comparison remakes its result from its operand: a matrix product's kernel does so
     as it reads it."""
+    keeps_slope: Callable[[Node], bool] = lambda node: False
+    """Whether compilers keep one more tensor of its result's size from its forward to its backward
+    pass where both stand in one computation, outside loops: what its slope is made of."""
     looks_again: bool = False
     """Whether its backward pass reads operands in element-wise kernels, which make them again from
     what they were made of, though its forward pass is none."""

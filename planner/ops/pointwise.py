@@ -228,7 +228,14 @@ register(
     Operator(
         "Clip", pointwise_rule, _clip, saves="in", fusible=True, compares=True, passes_values=True
     ),
-    Operator("Gelu", pointwise_rule, _gelu, saves="in", fusible=True),
+    Operator(
+        "Gelu",
+        pointwise_rule,
+        _gelu,
+        saves="in",
+        fusible=True,
+        keeps_slope=lambda node: node.attrs.get("approximate", "none") == "tanh",
+    ),
     Operator(
         "Elu",
         pointwise_rule,

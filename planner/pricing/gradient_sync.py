@@ -57,6 +57,9 @@ class WeightCosts:
     """Of `state_bytes` the gradients of a microbatch."""
     gathered_bytes: np.ndarray
     """Of `state_bytes` what stage 3 has gathered of a block while it runs."""
+    update_launch_s: np.ndarray
+    """Seconds once a step by which updating weights of blocks takes longer where each is an array
+    of its own: a kernel each, and small ones take the launch floor."""
 
     @classmethod
     def of(cls, cells: np.ndarray) -> Self:
@@ -373,6 +376,7 @@ class WeightPricer:
                 weight.remaining_bytes(recipe),
                 gradient,
                 gathered,
+                rows.looped * price.update_launch_s(weight.piece),
             ]
         )
         pending = rows.rest if zero_stage == 3 else rows.pending

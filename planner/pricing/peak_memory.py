@@ -48,6 +48,7 @@ from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.recompute import Recomputed, recomputed_blocks
 from planner.execution.weight_offload import offloaded_names
+from planner.ops import operator_of
 from planner.pricing.device_weights import device_weights
 from planner.pricing.handed_on import handed_on
 from planner.pricing.kernels import named_beside, reads_whole, saved_beside, working_bytes
@@ -186,6 +187,22 @@ def memory(
     return Breakdown(
         int(parts.parameters), int(gradients), int(parts.state), int(activations), int(temporary)
     )
+
+
+def slopes_bytes(base: GraphFacts, flow: Flow, pricer: Pricer) -> float:
+    """Bytes of what compilers keep beside what a backward pass asks for, of a microbatch, where no
+    loop parts it from the forward pass: of functions whose slope is kept (`Operator.keeps_slope`),
+    and of those that a comparison could make again what products read."""
+    graph, mesh, kept = base.graph, dict(flow.plan.mesh), set(base.residuals.values())
+    total = 0.0
+    for node in graph.nodes:
+        operator = operator_of(node.op)
+        again = operator.compares and kept.isdisjoint(node.outputs) and node.inputs[0] in kept
+        if (again or operator.keeps_slope(node)) and not base.grad.isdisjoint(node.outputs):
+            tensor = graph.tensors[node.outputs[0]]
+            local = local_shape(tensor.shape, flow.source[tensor.name], mesh)
+            total += pricer.stored_bytes(local, tensor.dtype, base.kind_of(tensor.shape))
+    return total * (1 + pricer.runtime.memory_slack)
 
 
 def memory_parts(

@@ -26,6 +26,7 @@ from costmodels.optimizers import OPTIMIZERS
 from costmodels.precision import Recipe
 from costmodels.products import Product, least_time_s, product_time_s
 from costmodels.runtimes import Hidden, Rates, Runtime
+from planner.analysis.facts import GraphFacts
 from planner.execution.collective import CollectiveUse
 from planner.graph.ir import DTYPE_BYTES
 from planner.machine.topology import Mesh, Topology
@@ -51,6 +52,9 @@ class Pricer:
     meshes."""
     offload: tuple[str, ...] = ()
     """What the plans of a space keep in the host's memory (planner.execution.plan.Plan.offload)."""
+    written_out_up_to: int = 0
+    """Operators of models whose blocks a space's plans may have written out
+    (planner.pricing.written_out)."""
     memo: dict[tuple, Any] = field(default_factory=dict)
     """Prices of weights and local sizes on this mesh, kept by planner.space.build."""
     kept: TableStore | None = field(default=None, compare=False, repr=False)
@@ -65,6 +69,10 @@ class Pricer:
     def __post_init__(self) -> None:
         """A framework has other kernels on other devices."""
         self.runtime = self.runtime.on(self.topology.device.name, self.recipe.compute in EIGHT_BIT)
+
+    def writes_out(self, base: GraphFacts) -> bool:
+        """Whether plans of a graph may have their blocks written out."""
+        return bool(base.loops) and len(base.graph.nodes) <= self.written_out_up_to
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -383,6 +391,11 @@ class Pricer:
         return self.collective_s(
             "all-reduce", tuple(a.name for a in self.mesh.axes), host_link.FLOAT_BYTES
         )
+
+    def update_launch_s(self, elements: Amount) -> Amount:
+        """Seconds by which a kernel that updates so many local parameters takes longer than their
+        share of one pass over all."""
+        return np.maximum(0.0, self.device.launch_s - self.optimizer_s(elements, ()))
 
     def optimizer_s(self, elements: Amount, offload: tuple[str, ...]) -> Amount:
         """Seconds of the optimizer's pass over local parameters. State that waits in the host's

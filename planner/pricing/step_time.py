@@ -22,15 +22,23 @@ from fractions import Fraction
 
 import numpy as np
 
+from costmodels.capacity import Breakdown
 from planner.analysis.facts import GraphFacts
 from planner.execution import collectives
 from planner.execution.collective import CollectiveUse
 from planner.execution.even_collectives import weights_of_other_stages
 from planner.execution.layout_flow import Flow, derive
-from planner.execution.loops import RepeatedBlock, pipelined_block, repeated_blocks
+from planner.execution.loops import (
+    RepeatedBlock,
+    looped_blocks,
+    pipelined_block,
+    repeated_blocks,
+    stacked_weights,
+)
 from planner.execution.pipeline import Pipeline, pipeline_of, pipeline_places
 from planner.execution.plan import Plan
 from planner.execution.recompute import recomputed_blocks
+from planner.execution.techniques import WRITTEN_OUT
 from planner.execution.weight_offload import offloaded_names
 from planner.execution.weights_apart import waiting_share, weights_apart
 from planner.pricing.add_up import add_up, communication_of
@@ -42,7 +50,7 @@ from planner.pricing.kernels import times_of_class
 from planner.pricing.loop_copies import loop_copies_s
 from planner.pricing.loop_overlap import hidden_beside_kernels
 from planner.pricing.microbatch_overlap import hidden_shares, launch_bytes, per_launch
-from planner.pricing.peak_memory import memory, sent_activations
+from planner.pricing.peak_memory import memory, sent_activations, slopes_bytes
 from planner.pricing.pricer import Pricer
 from planner.pricing.weight_offload import offloaded_weights
 
@@ -51,10 +59,11 @@ def derived(base: GraphFacts, plan: Plan) -> tuple[Flow, tuple[RepeatedBlock, ..
     """The flow of a plan and its repeated blocks. Raises PlanError P068 where they cannot be dealt
     out over pipeline stages."""
     flow = derive(base.graph, plan, training=base.training, rules=base.rules, grad=base.grad)
-    runs, reasons = repeated_blocks(flow)
     if pipeline := pipeline_of(base.graph, plan):
+        runs, reasons = repeated_blocks(flow)
         pipelined_block(flow, runs, pipeline, reasons)
-    return flow, runs
+        return flow, runs
+    return flow, looped_blocks(flow)
 
 
 def price(
@@ -81,9 +90,21 @@ def price(
         kernels=_kernels(base, flow, runs, pipeline, pricer),
         communication=communication(base, flow, runs, uses, pricer),
         optimizer_s=optimizer,
-        memory=memory(base, flow, pricer, runs),
+        memory=_memory(base, flow, runs, pricer),
         others=_other_parts(base, flow, runs, pricer),
     )
+
+
+def _memory(
+    base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer
+) -> Breakdown:
+    """Peak memory: of blocks written out as compilers hold what is outside loops."""
+    if flow.plan.blocks != WRITTEN_OUT:
+        return memory(base, flow, pricer, runs)
+    apart = replace(flow, plan=replace(flow.plan, repeated_blocks=()))
+    held = memory(base.without_loops, apart, pricer)
+    slopes = int(slopes_bytes(base.without_loops, apart, pricer))
+    return replace(held, activations=held.activations + slopes)
 
 
 def _other_parts(
@@ -209,7 +230,9 @@ def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float
     )
     elsewhere = weights_of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
     waiting = weights_apart(flow, pipeline)
-    updated = added = 0.0
+    updated = added = launches = 0.0
+    blocks = flow.plan.repeated_blocks if flow.plan.blocks == WRITTEN_OUT else ()
+    apart = stacked_weights(graph, blocks)
     for name, weight in device_weights(flow).items():
         if name in flow.grad and name not in elsewhere:
             updated += weight.piece
@@ -220,8 +243,10 @@ def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float
                 )
             # The gradients of one turn's microbatches.
             added += weight.whole * turns * (copies - 1)
+            if name in apart:
+                launches += float(pricer.update_launch_s(weight.piece))
     sums = pricer.grad_accumulate_s(added * pricer.recipe.gradient_bytes)
-    return pricer.optimizer_s(updated, flow.plan.offload) + sums + pricer.agreement_s
+    return pricer.optimizer_s(updated, flow.plan.offload) + launches + sums + pricer.agreement_s
 
 
 def _additions(pipeline: Pipeline, readers: Iterable[int], apart: bool) -> Fraction:

@@ -200,7 +200,7 @@ def techniques(strategy: Strategy) -> list[str]:
     if t["recompute"] != "none":
         out.append(recompute_text(strategy))
     chosen = strategy.chosen
-    out += phrases(chosen, ("offload", "exchanges", "bucket"))
+    out += phrases(chosen, ("offload", "blocks", "exchanges", "bucket"))
     overlapped = chosen.overlapped_microbatches
     copies = f", {overlapped} overlapped" if overlapped > 1 else ""
     if strategy.workload["kind"] == "train":

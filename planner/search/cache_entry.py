@@ -66,6 +66,7 @@ def kept(found: SearchResult) -> dict[str, Any] | None:
             "offload": c.plan.offload,
             "copies": c.plan.overlapped_microbatches,
             "exchanges": c.plan.exchanges,
+            "blocks": c.plan.blocks,
             "objective_s": c.objective_s,
             "bound_s": c.bound_s,
             "status": c.status,
@@ -224,6 +225,7 @@ def _candidate(search: Solving, row: Mapping[str, Any], palette: tuple[Split, ..
         offload=tuple(map(_text, row["offload"])),
         overlapped_microbatches=row["copies"],
         exchanges=_text(row["exchanges"]),
+        blocks=_text(row["blocks"]),
     )
     pricer = Pricer(
         request.topology, mesh, request.runtime, request.recipe, offload=request.offload

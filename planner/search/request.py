@@ -8,6 +8,7 @@ techniques.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,13 +21,14 @@ from costmodels.runtimes import Runtime
 from planner.analysis.facts import GraphFacts
 from planner.cache.folder import Cache
 from planner.execution.plan import Plan
-from planner.execution.techniques import BY_NAME, recompute_rank
+from planner.execution.techniques import BY_NAME, WRITTEN_OUT, contradiction, recompute_rank
 from planner.graph.findings import Finding
 from planner.machine.topology import Mesh, Topology
 from planner.pins.launcher_space import LauncherSpace
 from planner.pins.pins import Pins
 from planner.pricing.bucketing import OPEN
 from planner.pricing.cost import Cost
+from planner.pricing.written_out import LONGEST
 from planner.solvers.problem import Problem
 from planner.space.assemble import Techniques
 from planner.space.propagation import MODES
@@ -62,6 +64,9 @@ class Request:
     offload: tuple[str, ...] = ()
     """What waits in the host's memory in every plan of the search
     (planner.execution.techniques.OFFLOAD)."""
+    blocks: str | None = None
+    """How the programs of all plans run their blocks, where that is settled and not pinned
+    (planner.execution.techniques)."""
     cache: Cache | None = field(default=None, compare=False, repr=False)
     """Where answers are kept and looked for (planner.search.cache_entry); it changes none."""
     incremental: bool = field(default=False, compare=False)
@@ -77,6 +82,26 @@ class Request:
         )
         asked: int | str = self.pins.techniques.get("bucket", OPEN if opened else 0)
         return asked
+
+    @property
+    def only_blocks(self) -> str | None:
+        """How all plans of the search run their blocks; None where that is open."""
+        pinned: str | None = self.pins.techniques.get("blocks")
+        return pinned or self.blocks
+
+    @property
+    def written_out_up_to(self) -> int:
+        """Operators of models whose plans may have their blocks written out."""
+        if self.only_blocks is not None:
+            return sys.maxsize if self.only_blocks == WRITTEN_OUT else 0
+        pinned = {**self.pins.techniques, "blocks": WRITTEN_OUT}
+        opened = (
+            self.runtime.stacked
+            and self.topology.device.kind == "gpu"
+            and self.mode not in MODES
+            and contradiction(pinned, self.pins.mesh) is None
+        )
+        return LONGEST if opened else 0
 
     @property
     def copies(self) -> int:

@@ -54,6 +54,9 @@ the links are have as many stages as these."""
 LIMIT_IS_DEAR = 0.2
 """Share of a step that plans of any size are shorter by, as far as is known, from which on plans
 with more in the host's memory are looked for."""
+LOOPS_WORTH = 0.01
+"""Share of a step between the best plan and what is proven from which on those whose programs loop
+over blocks are searched for alone, too."""
 AWAY_WORTH = 0.03
 """Such a plan is taken where a step is shorter by this share at least: what the host's link does
 beside kernels is a guess, and less is proven of it."""
@@ -143,6 +146,9 @@ class Search(Solving):
                 search, reached, safe = self._sparing(tight, reached.bound_s)
             elif tight.best is not None or safe is None:
                 reached = tight
+        if (looped := self._faster_looped(reached)) is not None:
+            search, reached = looped
+            safe = reached.best
         if (away := self._faster_away(reached)) is not None:
             assert reached.best is not None
             baselines[ON_DEVICES] = reached.best if safe is None else safe
@@ -373,6 +379,28 @@ class Search(Solving):
                     safe,
                 )
         return self, tight, None
+
+    def _faster_looped(self, reached: Reached) -> tuple[Search, Reached] | None:
+        """Where the best plan is far from what is proven, a faster one with room of those that loop
+        over their blocks, and its search; None where none is found. What is proven of plans that
+        copy nothing is low where memory is short of what they need, and patience ends among
+        them."""
+        best, request = reached.best, self.request
+        if (
+            best is None
+            or self.stopped
+            or request.objective != "step"
+            or request.only_blocks is not None
+            or not request.written_out_up_to
+            or reached.bound_s >= (1 - LOOPS_WORTH) * self.value(best)
+        ):
+            return None
+        search = self.looping()
+        again = search._within(request.roomy_bytes, {}, self.value(best))
+        self.stopped = search.stopped
+        if again.best is None:
+            return None
+        return search, replace(reached, best=again.best, main=again.main)
 
     def _faster_away(self, reached: Reached) -> tuple[Search, Reached] | None:
         """Where the limit of memory makes steps much longer, a faster plan with room that has the

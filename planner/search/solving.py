@@ -13,12 +13,15 @@ from typing import Any, Self
 
 import numpy as np
 
+from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.plan import Plan
-from planner.execution.techniques import BESIDE, WAITING
+from planner.execution.techniques import BESIDE, LOOPED, WAITING
 from planner.machine.topology import Mesh
 from planner.pricing.cost import Cost
 from planner.pricing.frameworks.dispatch import beside
+from planner.pricing.pricer import Pricer
+from planner.pricing.written_out import ways_of_blocks
 from planner.search.bucketing import price_with_buckets
 from planner.search.keys import model_key, reading_key
 from planner.search.request import Candidate, Progress, Request
@@ -165,12 +168,19 @@ class Solving(Workspace):
 
     def offloading(self, offload: tuple[str, ...]) -> Self:
         """The same search with so much in the host's memory, in the time that is left."""
+        return self._again(offload=offload)
+
+    def looping(self) -> Self:
+        """The same search of programs that loop over their blocks, in the time that is left."""
+        return self._again(blocks=LOOPED)
+
+    def _again(self, **changes: Any) -> Self:
         left = self.request.time_limit_s and max(
             0.0, self.request.time_limit_s - (time.monotonic() - self.started)
         )
         again = type(self)(
             self.model,
-            replace(self.request, offload=offload, baselines=False, time_limit_s=left),
+            replace(self.request, baselines=False, time_limit_s=left, **changes),
             self.progress,
         )
         again._bases, again._atlas = self._bases, self._atlas
@@ -263,6 +273,19 @@ class Solving(Workspace):
         self.take_up(space, choice)
         return candidate
 
+    def _with_blocks(
+        self, base: GraphFacts, plan: Plan, pricer: Pricer
+    ) -> tuple[Plan, Cost] | None:
+        """A plan with its blocks as is pinned, or else in the better way that fits, and its price;
+        of ways that do not fit the one that takes the least."""
+        request = self.request
+        priced: list[tuple[Plan, Cost]] = []
+        for way in ways_of_blocks(base, plan, pricer, request.only_blocks):
+            priced.append(price_with_buckets(base, way, pricer, request.bucket))
+            if priced[-1][1].memory.total <= request.limit_bytes:
+                return priced[-1]
+        return min(priced, key=lambda found: found[1].memory.total, default=None)
+
     def _whole_plan(
         self,
         space: Space,
@@ -290,7 +313,7 @@ class Solving(Workspace):
                 (self.request.limit_bytes, self.request.roomy_bytes),
                 self.request.widths,
             )
-            return price_with_buckets(space.base, plan, self.pricer(mesh), self.request.bucket)
+            return self._with_blocks(space.base, plan, self.pricer(mesh))
         except PlanError as e:
             if e.code != "P068":
                 raise

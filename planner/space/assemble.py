@@ -235,6 +235,14 @@ def uncut_up_to(space: Space) -> float:
     return space.parts * arrays_of(space).least_pieces
 
 
+def _written_out(space: Space, techniques: Techniques, copies: str) -> bool:
+    """Whether plans may have their blocks written out, which copies nothing: these, or some
+    recompute's whose least seconds are asked for."""
+    pricer = space.pricer
+    kept = techniques.zero_stage < 3 and (copies or techniques.recompute == "none")
+    return bool(kept and pricer.mesh.stages == 1 and pricer.writes_out(space.base))
+
+
 def seconds_of(
     space: Space, techniques: Techniques, uncut: bool = False, copies: str = ""
 ) -> np.ndarray:
@@ -245,20 +253,26 @@ def seconds_of(
     zero, costs, recompute = techniques.zero_stage, arrays.costs, recomputes(space, techniques)
     each = arrays.pass_s + again_s(space, recompute) if recompute else arrays.pass_s
     shares, least = _stage_shares(space, techniques), max(micro, space.parts if uncut else 1)
-    weights = costs.grad_reduce_per_microbatch_s[zero] + costs.loop_copy_s[zero]
+    weights, written_out = (
+        costs.grad_reduce_per_microbatch_s[zero],
+        _written_out(space, techniques, copies),
+    )
+    if not written_out:
+        weights = weights + costs.loop_copy_s[zero]
     if least > 1:
         weights = weights + costs.grad_accumulate_s[zero]
     times = space.parts if uncut else least
-    copied = copied_s(space, copies or techniques.recompute)
+    copied = 0.0 if written_out else copied_s(space, copies or techniques.recompute)
     seconds: np.ndarray = arrays.count * (times * each + least * weights) + times * copied
     if shares is not None:
         seconds = seconds * shares.passes
         if schedule := _apart(space, techniques):
             fewer = (schedule.ticks - schedule.weight_ticks) / micro
             seconds = seconds - fewer * times * arrays.count * costs.weights_apart_s
-    seconds = (seconds + arrays.count * costs.grad_reduce_per_step_s[zero]) * (
-        shares.share if shares is not None else 1.0
-    )
+    per_step = costs.grad_reduce_per_step_s[zero]
+    if written_out:
+        per_step = per_step + costs.update_launch_s[zero]
+    seconds = (seconds + arrays.count * per_step) * (shares.share if shares is not None else 1.0)
     if uncut and micro > space.parts:
         seconds = seconds + split_waits_s(space, techniques)
     if more := handover_s(space, micro, techniques.schedule, techniques.virtual_stages):

@@ -24,7 +24,7 @@ from planner.execution.collective import CollectiveUse, ItemSize, item_sizes, tr
 from planner.execution.engine import Engine, engine_of
 from planner.execution.even_collectives import weights_of_other_stages
 from planner.execution.layout_flow import Flow, cut_layout, derive, stored_layout
-from planner.execution.loops import RepeatedBlock, repeated_blocks
+from planner.execution.loops import RepeatedBlock, looped_blocks, repeated_blocks
 from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.weight_offload import offloaded_names
@@ -70,7 +70,7 @@ def predict(
     training = workload == "train"
     recipe = recipe_in(compute, precision, optimizer, training)
     flow = derive(graph, plan, training=training)
-    runs = repeated_blocks(flow)[0]
+    runs = looped_blocks(flow)
     size = item_sizes(compute)
     uses = tuple(
         _loss_in_float32(flow, use, size) for use in collectives.collectives(flow, runs, size)
@@ -94,7 +94,7 @@ def predict(
     )
     return Predicted(
         flow=flow,
-        runs=runs,
+        runs=repeated_blocks(flow)[0],
         uses=uses,
         traffic=totals,
         flops=collectives.dot_flops(flow, runs),

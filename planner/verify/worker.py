@@ -32,7 +32,7 @@ from costmodels.hardware.units import show_bytes
 from costmodels.precision import recipe_in
 from planner.errors import PlanError
 from planner.execution.plan import Plan
-from planner.execution.techniques import BESIDE
+from planner.execution.techniques import BESIDE, WRITTEN_OUT
 from planner.graph.ir import Graph
 from planner.ops import operator_of
 from planner.ops.lookup import rule_of
@@ -203,8 +203,9 @@ def _died(code: int, log: str) -> str:
 
 def written_out(graph: Graph, plan: Plan, unroll: bool) -> int:
     """How many operators a program has."""
+    whole = unroll or plan.blocks == WRITTEN_OUT
     return len(graph.nodes) - (
-        0 if unroll else sum(period * (repeats - 1) for _, period, repeats in plan.repeated_blocks)
+        0 if whole else sum(period * (repeats - 1) for _, period, repeats in plan.repeated_blocks)
     )
 
 
@@ -439,6 +440,7 @@ def emitted(strategy: Strategy, request: Mapping[str, Any]) -> Program:
 
 def compiled_how(plan: Plan, unroll: bool, compute: str) -> str:
     """How the program was compiled, in words."""
+    unroll = unroll or plan.blocks == WRITTEN_OUT
     return (
         "from shapes,"
         f" {'' if not plan.repeated_blocks else 'repeated blocks written out, ' if unroll else 'repeated blocks as loops, '}{compute}"  # noqa: E501

@@ -101,7 +101,10 @@ def test_a_larger_bucket_spares_latencies() -> None:
     """Twice the size: half the latencies of each kind, but one for each array of all blocks'
     weights. Bytes stay, and what is smaller than a bucket altogether is one launch of whatever
     size."""
-    small, large = (planned(f"dp=8,zero=1,micro=1,bucket={size}", GPT) for size in ("1MiB", "2MiB"))
+    small, large = (
+        planned(f"dp=8,zero=1,micro=1,blocks=looped,bucket={size}", GPT)
+        for size in ("1MiB", "2MiB")
+    )
     assert (
         small.techniques["fused_collective_bytes"],
         large.techniques["fused_collective_bytes"],

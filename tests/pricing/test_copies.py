@@ -148,7 +148,7 @@ def test_only_what_a_copy_waits_for_hides_and_no_more_than_the_runtime_says() ->
 def test_memory_is_that_of_microbatches_twice_as_large() -> None:
     two, one = (
         priced(f"dp=2,tp=4,tensor=megatron-sp,zero=1,{pins}").cost.memory
-        for pins in ("micro=4,copies=2", "micro=2,copies=1")
+        for pins in ("micro=4,copies=2", "micro=2,copies=1,blocks=looped")
     )
     assert two.activations == pytest.approx(one.activations, rel=0.02)
     assert (two.parameters, two.gradients, two.optimizer) == (
@@ -162,7 +162,10 @@ def test_memory_is_that_of_microbatches_twice_as_large() -> None:
 
 
 def test_a_search_takes_copies_where_they_pay() -> None:
-    free, one, two = (planned(MEGATRON + pins, WIDE, 16) for pins in ("", ",copies=1", ",copies=2"))
+    free, one, two = (
+        planned(f"{MEGATRON},blocks=looped{pins}", WIDE, 16)
+        for pins in ("", ",copies=1", ",copies=2")
+    )
     assert (free.techniques["copies"], one.techniques["copies"], two.techniques["copies"]) == (
         2,
         1,

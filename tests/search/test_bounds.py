@@ -84,7 +84,7 @@ def test_plans_that_keep_results_of_collectives_are_not_below_their_bound(
     """
     search = Search(
         Model.open(source, Workload("train", batch=32), 8),
-        make_request(devices=8, hardware=None, topology=None),
+        make_request(devices=8, hardware=None, topology=None, pins=parse_pins("blocks=looped")),
     )
     mesh, rng, below, told, met = (
         pinned_mesh(search.request.topology, shape),
@@ -325,12 +325,13 @@ def test_bounds_of_leaves_that_were_given_up_are_raised_in_the_end(
 ) -> None:
     """As far as they are the least, with a pool of work; what is proven without one is less, and
     what is proven with one is no more than a patient search finds."""
-    patient = tight_search("recompute=none,offload=none", memory_limit_bytes=7 * 2**30).run()
+    pins = "recompute=none,offload=none,blocks=looped"
+    patient = tight_search(pins, memory_limit_bytes=7 * 2**30).run()
     for name in ("PATIENCE", "LONG_PATIENCE"):
         monkeypatch.setattr(f"planner.search.best_first.{name}", 1)
-    hasty = tight_search("recompute=none,offload=none", memory_limit_bytes=7 * 2**30).run()
+    hasty = tight_search(pins, memory_limit_bytes=7 * 2**30).run()
     monkeypatch.setattr("planner.search.best_first.SETTLING", 0)
-    rough = tight_search("recompute=none,offload=none", memory_limit_bytes=7 * 2**30).run()
+    rough = tight_search(pins, memory_limit_bytes=7 * 2**30).run()
     assert patient.best is not None and hasty.best is not None and rough.best is not None
     assert (
         rough.bound_s

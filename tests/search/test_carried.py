@@ -4,9 +4,12 @@ techniques speak of."""
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from planner.execution.plan import Plan
 from planner.machine.mesh_choices import pinned_mesh
@@ -59,10 +62,34 @@ def test_plans_of_a_space_have_the_loops_of_its_blocks(source: str) -> None:
         assert [(run.first, run.period, run.repeats) for run in runs] == list(space.base.runs)
 
 
-def test_blocks_that_are_put_together_differently_are_not_recomputed() -> None:
-    """DiT's first block is normed by other values than the others: the blocks share their splits,
-    no function serves them all, and no plan says that it computes them again."""
-    search = _search("zoo:dit-tiny", 8, 64)
+def _read_behind(path: Path) -> str:
+    """A model of two equal layers, of which the first makes something that the head reads, too."""
+    nodes, weights, x, kept = [], [], "first", ""
+
+    def add(op: str, *inputs: str) -> str:
+        nodes.append(helper.make_node(op, inputs, [f"t{len(nodes)}"]))
+        return str(nodes[-1].output[0])
+
+    def product(x: str) -> str:
+        weights.append(numpy_helper.from_array(np.ones((64, 64), np.float32), f"w{len(weights)}"))
+        return add("MatMul", x, weights[-1].name)
+
+    x = product("x")
+    for _ in range(2):
+        h = add("Relu", product(x))
+        kept = kept or h
+        x = add("Add", product(add("Relu", product(h))), x)
+    nodes.append(helper.make_node("Mul", [x, kept], ["y"]))
+    batch = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 64]) for n in "xy"]
+    graph = helper.make_graph(nodes, "read_behind", batch[:1], batch[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), path)
+    return str(path)
+
+
+def test_blocks_that_are_put_together_differently_are_not_recomputed(tmp_path: Path) -> None:
+    """The blocks share their splits, no function serves them all, and no plan says that it computes
+    them again."""
+    search = _search(_read_behind(tmp_path / "model.onnx"), 8, 64)
     base = search.base(1)
     assert base is not None and base.runs and not base.loops and not base.replayed
     assert search.offered.recomputes(base, search.offered.meshes()[0]) == ("none",)

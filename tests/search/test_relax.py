@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from planner.pins.pins import parse_pins
 from planner.search import workspace
 from planner.search.build_request import make_request
 from planner.search.relaxation import CLOSE, PriceLineSearch, Relaxation
@@ -82,7 +83,9 @@ def test_bounds_are_those_of_the_assembled_problem(source: str, devices: int, ba
 
 
 def test_bounds_below_a_target_are_the_same_without_options_that_miss_it() -> None:
-    request = make_request(devices=16, hardware=None, topology=None)
+    request = make_request(
+        devices=16, hardware=None, topology=None, pins=parse_pins("blocks=looped")
+    )
     search = Search(Model.open("zoo:llama3-8b,layers=2", Workload("train", batch=128), 16), request)
     for mesh in (
         search.offered.meshes()[2],
@@ -130,7 +133,9 @@ def test_bounds_below_a_target_are_the_same_without_options_that_miss_it() -> No
 
 
 def test_what_is_looked_at_below_a_target_is_what_some_plan_below_it_has() -> None:
-    request = make_request(devices=16, hardware=None, topology=None)
+    request = make_request(
+        devices=16, hardware=None, topology=None, pins=parse_pins("blocks=looped")
+    )
     search = Search(Model.open("zoo:llama3-8b,layers=2", Workload("train", batch=64), 16), request)
     space = search.space(search.offered.meshes()[2], 1, None)
     assert space is not None
