@@ -47,6 +47,7 @@ from planner.execution.loops import RepeatedBlock
 from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.recompute import Recomputed, recomputed_blocks
+from planner.execution.techniques import LOOPED, WRITTEN_OUT
 from planner.execution.weight_offload import offloaded_names
 from planner.ops import operator_of
 from planner.pricing.device_weights import device_weights
@@ -189,26 +190,13 @@ def memory(
     )
 
 
-def slopes_bytes(base: GraphFacts, flow: Flow, pricer: Pricer) -> float:
-    """Bytes of what compilers keep beside what a backward pass asks for, of a microbatch, where no
-    loop parts it from the forward pass: of functions whose slope is kept (`Operator.keeps_slope`),
-    and of those that a comparison could make again what products read."""
-    graph, mesh, kept = base.graph, dict(flow.plan.mesh), set(base.residuals.values())
-    total = 0.0
-    for node in graph.nodes:
-        operator = operator_of(node.op)
-        again = operator.compares and kept.isdisjoint(node.outputs) and node.inputs[0] in kept
-        if (again or operator.keeps_slope(node)) and not base.grad.isdisjoint(node.outputs):
-            tensor = graph.tensors[node.outputs[0]]
-            local = local_shape(tensor.shape, flow.source[tensor.name], mesh)
-            total += pricer.stored_bytes(local, tensor.dtype, base.kind_of(tensor.shape))
-    return total * (1 + pricer.runtime.memory_slack)
-
-
 def memory_parts(
     base: GraphFacts, flow: Flow, pricer: Pricer, runs: tuple[RepeatedBlock, ...] = ()
 ) -> MemoryParts:
-    """What is on a device when, in bytes of the recipe."""
+    """What is on a device when, in bytes of the recipe: of blocks written out as compilers hold
+    what is outside loops."""
+    if flow.plan.blocks == WRITTEN_OUT:
+        return _of_written_out(base.without_loops, flow, pricer)
     weights = _weight_bytes(base, flow, pricer, runs)
     saved = _activation_bytes(base, flow, pricer, runs)
     slack = 1 + pricer.runtime.memory_slack
@@ -237,6 +225,37 @@ def memory_parts(
         )
     passing = sum(sorted(weights.passing_state)[-PARKED_ARRAYS:])
     return replace(parts, state=weights.state + max(0.0, passing - parts.given_back))
+
+
+def _of_written_out(base: GraphFacts, flow: Flow, pricer: Pricer) -> MemoryParts:
+    """The same of a plan without loops. What is kept for slopes comes and goes as the activations
+    do."""
+    apart = replace(flow, plan=replace(flow.plan, repeated_blocks=(), blocks=LOOPED))
+    parts = memory_parts(base, apart, pricer)
+    assert parts.liveness is not None
+    live = parts.liveness.activations
+    more = 1 + _slopes_bytes(base, apart, pricer) / max(live[parts.liveness.at], 1.0)
+    return replace(
+        parts,
+        activations=parts.activations * more,
+        liveness=replace(parts.liveness, activations=live * more),
+    )
+
+
+def _slopes_bytes(base: GraphFacts, flow: Flow, pricer: Pricer) -> float:
+    """Bytes of what compilers keep beside what a backward pass asks for, of a microbatch, where no
+    loop parts it from the forward pass: of functions whose slope is kept (`Operator.keeps_slope`),
+    and of those that a comparison could make again what products read."""
+    graph, mesh, kept = base.graph, dict(flow.plan.mesh), set(base.residuals.values())
+    total = 0.0
+    for node in graph.nodes:
+        operator = operator_of(node.op)
+        again = operator.compares and kept.isdisjoint(node.outputs) and node.inputs[0] in kept
+        if (again or operator.keeps_slope(node)) and not base.grad.isdisjoint(node.outputs):
+            tensor = graph.tensors[node.outputs[0]]
+            local = local_shape(tensor.shape, flow.source[tensor.name], mesh)
+            total += pricer.stored_bytes(local, tensor.dtype, base.kind_of(tensor.shape))
+    return total * (1 + pricer.runtime.memory_slack)
 
 
 def _weight_bytes(

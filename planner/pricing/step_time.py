@@ -22,7 +22,6 @@ from fractions import Fraction
 
 import numpy as np
 
-from costmodels.capacity import Breakdown
 from planner.analysis.facts import GraphFacts
 from planner.execution import collectives
 from planner.execution.collective import CollectiveUse
@@ -50,7 +49,7 @@ from planner.pricing.kernels import times_of_class
 from planner.pricing.loop_copies import loop_copies_s
 from planner.pricing.loop_overlap import hidden_beside_kernels
 from planner.pricing.microbatch_overlap import hidden_shares, launch_bytes, per_launch
-from planner.pricing.peak_memory import memory, sent_activations, slopes_bytes
+from planner.pricing.peak_memory import memory, sent_activations
 from planner.pricing.pricer import Pricer
 from planner.pricing.weight_offload import offloaded_weights
 
@@ -90,21 +89,9 @@ def price(
         kernels=_kernels(base, flow, runs, pipeline, pricer),
         communication=communication(base, flow, runs, uses, pricer),
         optimizer_s=optimizer,
-        memory=_memory(base, flow, runs, pricer),
+        memory=memory(base, flow, pricer, runs),
         others=_other_parts(base, flow, runs, pricer),
     )
-
-
-def _memory(
-    base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer
-) -> Breakdown:
-    """Peak memory: of blocks written out as compilers hold what is outside loops."""
-    if flow.plan.blocks != WRITTEN_OUT:
-        return memory(base, flow, pricer, runs)
-    apart = replace(flow, plan=replace(flow.plan, repeated_blocks=()))
-    held = memory(base.without_loops, apart, pricer)
-    slopes = int(slopes_bytes(base.without_loops, apart, pricer))
-    return replace(held, activations=held.activations + slopes)
 
 
 def _other_parts(

@@ -114,6 +114,18 @@ def test_the_peak_of_the_curve_is_the_priced_memory(pins: str) -> None:
     )
 
 
+@pytest.mark.parametrize("spec", ["zoo:gpt-tiny,layers=4", "zoo:t5-tiny"])
+def test_blocks_written_out_add_up_too(spec: str) -> None:
+    """Every layer by itself."""
+    s, d = plan("dp=8,blocks=written-out", spec), detail("dp=8,blocks=written-out", spec)
+    curve = series(d)
+    assert s.techniques["blocks"] == "written-out" and not d.runs
+    assert curve.total_bytes[curve.peak] == pytest.approx(d.memory_bytes, abs=8)
+    assert d.memory_bytes == s.costs["memory_per_device_bytes"]
+    assert d.grad_accumulate_s == pytest.approx(d.step_s)
+    sound(page([view("dp=8,blocks=written-out", "", spec)]))
+
+
 @pytest.mark.parametrize(
     "spec",
     [

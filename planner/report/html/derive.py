@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.recompute import Recomputed, recomputed_in_block
+from planner.execution.techniques import LOOPED, WRITTEN_OUT
 from planner.execution.weights_apart import waiting_share, weights_apart
 from planner.pricing.breakdown import bound_by
 from planner.pricing.handed_on import handed_on
@@ -201,6 +202,10 @@ def work_out(p: Priced) -> Detail:
             "a step of uneven pipeline stages is the longest pass of any, not a sum over operators",
             help=["plan show FILE --html draws what the file holds"],
         )
+    held = memory_parts(p.base, p.flow, p.pricer, p.runs)
+    if p.plan.blocks == WRITTEN_OUT:  # every layer by itself, as its program has them
+        plan = replace(p.plan, repeated_blocks=(), blocks=LOOPED)
+        p = replace(p, plan=plan, flow=replace(p.flow, plan=plan))
     runs = p.plan.repeated_blocks
     home = list(range(len(p.base.graph.nodes)))
     where = [-1] * len(home)
@@ -222,7 +227,7 @@ def work_out(p: Priced) -> Detail:
         optimizer_s=p.cost.optimizer_time_s,
         loop_copy_s=p.cost.loop_copy_time_s,
         step_s=p.cost.step_time_s,
-        memory=memory_parts(p.base, p.flow, p.pricer, p.runs),
+        memory=held,
         memory_bytes=p.cost.memory.total,
         pipeline=pipeline_of(p.base.graph, p.plan),
     )
