@@ -23,7 +23,8 @@ def merges_at_a_loss(w: Writer) -> bool:
     """Whether the weights that the compiler of a forward pass would copy take more memory than the
     largest product with its operand has anyway."""
     graph, flow, mesh = w.flow.graph, w.flow, dict(w.flow.plan.mesh)
-    looped = {i for run in w.blocks for i in range(run.first, run.end)}
+    loops = () if w.unroll else w.blocks
+    looped = {i for run in loops for i in range(run.first, run.end)}
     copied, largest = dict[str, list[int]](), 0
     for i, node in enumerate(graph.nodes):
         if operator_of(node.op).kind != "product":

@@ -61,7 +61,7 @@ def strategy() -> Strategy:
         batch=16,
         hardware="h100-sxm",
         precision="bf16-mixed",
-        pins=Pins(mesh={"data": (8,)}),
+        pins=Pins(mesh={"data": (8,)}, techniques={"blocks": "looped"}),
         baselines=False,
     )
 
