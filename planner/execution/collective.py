@@ -128,14 +128,14 @@ def path_collectives(
     place: str,
 ) -> Iterator[CollectiveUse]:
     """The collectives of the last step of a reshard path, which runs so often forward and so often
-    backward; none where an equal one runs in its place."""
+    backward; none where an equal one runs in its place, nor backward where no gradient comes."""
     forward, backward = times
-    merged_back = (name, path) in equal.backward or not _brings_gradient(flow, name, path)
+    nothing_back = (name, path) in equal.backward or not _brings_gradient(flow, name, path)
     yield from _step_collectives(
         flow,
         name,
         path[-1],
-        (0 if (name, path) in equal.forward else forward, 0 if merged_back else backward),
+        (0 if (name, path) in equal.forward else forward, 0 if nothing_back else backward),
         size,
         place,
     )

@@ -583,7 +583,7 @@ TECHNIQUES = (
     Technique(
         name="blocks",
         effect="Repeated blocks are written out one after the other instead of as a loop: nothing"
-        " is copied out of stacks and into them, and compiling takes two to four times as long.",
+        " is copied out of stacks and into them, and compiling takes longer.",
         neutral=LOOPED,
         choices=(LOOPED, WRITTEN_OUT),
         pin_type=Literal["looped", "written-out"],

@@ -2,7 +2,7 @@
 
 A loop copies a block's weights, their gradients and what its backward pass reads out of stacks and
 into them (planner.pricing.loop_copies). Written out nothing is copied, but the program is as many
-times as long, and compiles two to four times as long (benchmarks/RESULTS.md, "Blocks written out").
+times as long, and takes longer to compile (benchmarks/RESULTS.md, "Blocks written out").
 So it is chosen where a program stays short and fits.
 """
 
@@ -16,8 +16,8 @@ from planner.execution.techniques import LOOPED, WRITTEN_OUT, may_be_written_out
 from planner.pricing.pricer import Pricer
 
 LONGEST = 1500
-"""Operators of a model whose blocks are written out unasked: GPT-2 XL's 1,254 compile in about a
-minute."""
+"""Operators of a model whose blocks are written out unasked: a guess at how long people let a
+program compile. GPT-2 XL has 1,254."""
 
 
 def ways_of_blocks(base: GraphFacts, plan: Plan, pricer: Pricer, pinned: str | None) -> list[Plan]:
