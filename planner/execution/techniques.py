@@ -378,19 +378,6 @@ def _without_loops(values: Values, sizes: Sizes) -> Contradiction | None:
     )
 
 
-def may_be_written_out(plan: Plan) -> bool:
-    """Whether a plan does nothing that only loops over blocks do."""
-    return (
-        plan.recompute == "none"
-        and plan.zero_stage < 3
-        and plan.stages == 1
-        and plan.overlapped_microbatches == 1
-        and not plan.islands
-        and ISLAND not in plan.order
-        and not set(plan.offload) & {*IN_LOOPS, *WEIGHTS}
-    )
-
-
 def _beside_what(values: Values, sizes: Sizes) -> Contradiction | None:
     if values.get("exchanges", WAITING) == WAITING:
         return None
@@ -670,6 +657,13 @@ TECHNIQUES = (
 BY_NAME = {t.name: t for t in TECHNIQUES}
 OF_PLANS = tuple(t for t in TECHNIQUES if t.field)
 STRUCTURAL = tuple(t for t in TECHNIQUES if t.structural)
+
+
+def may_be_written_out(plan: Plan) -> bool:
+    """Whether a plan does nothing that only loops over blocks do."""
+    values = {t.name: getattr(plan, t.field) for t in OF_PLANS} | {"blocks": WRITTEN_OUT}
+    islands = plan.islands or ISLAND in plan.order
+    return not islands and _without_loops(values, {STAGE: (plan.stages,)}) is None
 
 
 def read_table(table: Mapping[str, Any]) -> StepTechniques:

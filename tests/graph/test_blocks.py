@@ -3,6 +3,8 @@ of the way first."""
 
 from __future__ import annotations
 
+import pytest
+
 from planner.execution.loops import carried_tensors
 from planner.graph.ir import Graph, Node, Tensor
 from planner.graph.repeats import classes, find_runs, hoist
@@ -79,6 +81,19 @@ def test_blocks_begin_where_the_least_is_handed_on() -> None:
     ((first, period, repeats),) = find_runs(graph)
     assert (first, period, repeats) == (4, 4, 4)
     assert carried_tensors(graph, ((first, period, repeats),)) == {graph.nodes[7].outputs[0]}
+
+
+@pytest.mark.parametrize(("first", "runs"), [(3, 1), (4, 2)])
+def test_few_layers_before_many_others_are_decided_each(first: int, runs: int) -> None:
+    """Of DeepSeek's three dense layers one may be cut that makes room; more are one decision."""
+    net = Net()
+    x = net.add("MatMul", "x", net.weight())
+    for _ in range(first):
+        h = net.add("Neg", net.add("MatMul", net.add("MatMul", x, net.weight()), net.weight()))
+        x = net.add("Add", net.add("MatMul", h, net.weight()), x)
+    for _ in range(6):
+        x = net.layer(x)
+    assert len(find_runs(net.graph())) == runs
 
 
 def test_a_first_layer_that_is_read_behind_the_blocks_stands_apart() -> None:

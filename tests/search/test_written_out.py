@@ -1,0 +1,60 @@
+"""Blocks that are written out: where the search has them so, and what it proves of both ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import planner
+from planner.errors import PlanError
+from planner.pricing import written_out
+
+GPT = "zoo:gpt2-small,layers=4"
+
+
+def step(pins: str | None = None, source: str = GPT, **options: Any) -> planner.Strategy:
+    options = {"devices": 8, "batch": 64, "hardware": "h100-sxm", **options}
+    return planner.plan(source, pins=pins, baselines=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        (GPT, {}),
+        ("zoo:resnet50", {}),
+        ("zoo:llama3-8b,layers=8", {"memory_limit_bytes": 24 * 2**30}),
+        pytest.param(
+            "zoo:llama3-8b,layers=8", {"memory_limit_bytes": 14 * 2**30}, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_neither_way_is_faster_than_the_free_plan_nor_below_its_bound(
+    source: str, options: dict[str, Any]
+) -> None:
+    free = step(None, source, **options)
+    ways = [step("blocks=looped", source, **options)]
+    if free.chosen.blocks == "written-out":
+        ways.append(step("blocks=written-out", source, **options))
+        assert free.cost.step_time_s < ways[0].cost.step_time_s
+    for way in ways:
+        assert free.cost.step_time_s <= way.cost.step_time_s * (1 + 5e-3)
+        assert free.solver["bound_s"] <= way.cost.step_time_s * (1 + 1e-9)
+
+
+def test_long_programs_and_other_devices_have_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert step().chosen.blocks == "written-out"
+    assert step(hardware="cpu").chosen.blocks == "looped"
+    assert step(hardware="tpu-v5e").chosen.blocks == "looped"
+    monkeypatch.setattr("planner.search.request.LONGEST", 10)
+    assert step().chosen.blocks == "looped"
+    assert step("blocks=written-out").chosen.blocks == "written-out"
+    assert written_out.LONGEST > 10
+
+
+@pytest.mark.parametrize("other", ["recompute=block", "zero=3", "pp=2", "copies=2"])
+def test_what_only_loops_do_contradicts(other: str) -> None:
+    assert step(other).chosen.blocks == "looped"
+    with pytest.raises(PlanError, match="written-out") as refused:
+        step(f"{other},blocks=written-out")
+    assert refused.value.code in ("P020", "P022", "P024")
