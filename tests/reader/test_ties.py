@@ -70,3 +70,38 @@ def test_a_numbered_name_that_is_stored_is_a_module() -> None:
         "m.fc.bias",
         "m.fc_1.bias",
     ]
+
+
+def normed(scopes: list[str], values: np.ndarray) -> onnx.ModelProto:
+    """Norms of such scopes, one after another, that all read the scale of the first."""
+    nodes, x = [], "x"
+    for scope in scopes:
+        path = "/" + scope.replace(".", "/")
+        nodes.append(
+            helper.make_node(
+                "LayerNormalization",
+                [x, f"{scopes[0]}.weight"],
+                [f"{path}/LayerNormalization_output_0"],
+                f"{path}/LayerNormalization",
+            )
+        )
+        x = f"{path}/LayerNormalization_output_0"
+    nodes.append(helper.make_node("Relu", [x], ["y"], "/Relu"))
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 4]) for n in "xy"]
+    scale = onnx.numpy_helper.from_array(values, f"{scopes[0]}.weight")
+    return helper.make_model(
+        helper.make_graph(nodes, "g", ends[:1], ends[1:], [scale]),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+
+
+def test_norms_of_modules_are_parted_whatever_their_values() -> None:
+    """But for one that may be called twice."""
+    drawn = rand(4, seed=1)
+    for scopes, parts in (
+        (["h.0.norm", "h.1.norm"], 2),
+        (["norm", "norm_1"], 1),
+        (["h.0.norm", "h.0.norm_1", "h.1.norm"], 1),
+    ):
+        assert len(read_model(normed(scopes, drawn)).weights) == parts

@@ -371,10 +371,14 @@ def _may_part(draft: Draft, leaf: str) -> bool:
 def _of_one_norm(leaf: str, soft: list[Use]) -> bool:
     """Whether a leaf that several modules' norms read is named after one of them: then the others'
     were equal to it, and were merged whatever the values are. A norm that several modules were to
-    share would be one module."""
-    return all(u.op.op in _NORMS and u.op.scope for u in soft) and any(
-        leaf.startswith(f"{u.op.scope}.") for u in soft
-    )
+    share would be one module; where its scope is another's with a number, as tracing exporters call
+    a module's later calls, it may be that."""
+    scopes = {u.op.scope for u in soft}
+    owner = next((scope for scope in scopes if scope and leaf.startswith(f"{scope}.")), None)
+    if owner is None or "" in scopes or any(u.op.op not in _NORMS for u in soft):
+        return False
+    later = (_NUMBERED.fullmatch(scope) for scope in scopes)
+    return not any(m and m[1] == owner for m in later)
 
 
 def _part(draft: Draft, leaf: str, scope: str, group: list[Use]) -> None:
