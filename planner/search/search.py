@@ -21,7 +21,7 @@ import numpy as np
 
 from planner.cache.folder import Cache
 from planner.execution.plan import Plan
-from planner.execution.techniques import BESIDE
+from planner.execution.techniques import BESIDE, LOOPED, WRITTEN_OUT
 from planner.machine.topology import Mesh
 from planner.search.axis_merging import with_merged_axes
 from planner.search.baselines import tune_baselines
@@ -54,9 +54,9 @@ the links are have as many stages as these."""
 LIMIT_IS_DEAR = 0.2
 """Share of a step that plans of any size are shorter by, as far as is known, from which on plans
 with more in the host's memory are looked for."""
-LOOPS_WORTH = 0.01
-"""Share of a step between the best plan and what is proven from which on those whose programs loop
-over blocks are searched for alone, too."""
+ONE_WAY_WORTH = 0.01
+"""Share of a step between the best plan and what is proven from which on those whose programs run
+blocks in one way are searched for alone, too."""
 AWAY_WORTH = 0.03
 """Such a plan is taken where a step is shorter by this share at least: what the host's link does
 beside kernels is a guess, and less is proven of it."""
@@ -146,8 +146,8 @@ class Search(Solving):
                 search, reached, safe = self._sparing(tight, reached.bound_s)
             elif tight.best is not None or safe is None:
                 reached = tight
-        if (looped := self._faster_looped(reached)) is not None:
-            search, reached = looped
+        if (one_way := self._faster_one_way(reached)) is not None:
+            search, reached = one_way
             safe = reached.best
         if (away := self._faster_away(reached)) is not None:
             assert reached.best is not None
@@ -380,27 +380,32 @@ class Search(Solving):
                 )
         return self, tight, None
 
-    def _faster_looped(self, reached: Reached) -> tuple[Search, Reached] | None:
-        """Where the best plan is far from what is proven, a faster one with room of those that loop
-        over their blocks, and its search; None where none is found. What is proven of plans that
-        copy nothing is low where memory is short of what they need, and patience ends among
-        them."""
-        best, request = reached.best, self.request
-        if (
-            best is None
-            or self.stopped
-            or request.objective != "step"
-            or request.only_blocks is not None
-            or not request.written_out_up_to
-            or reached.bound_s >= (1 - LOOPS_WORTH) * self.value(best)
-        ):
+    def _faster_one_way(self, reached: Reached) -> tuple[Search, Reached] | None:
+        """Where the best plan is far from what is proven, a faster one with room of those that run
+        their blocks in one way, and its search; None where none is found. Where memory is short,
+        what is proven of both ways at once takes the seconds of blocks written out and the bytes
+        of loops, and patience ends among choices that are neither."""
+        request = self.request
+        found: tuple[Search, Reached] | None = None
+        if request.objective != "step" or request.only_blocks is not None:
             return None
-        search = self.looping()
-        again = search._within(request.roomy_bytes, {}, self.value(best))
-        self.stopped = search.stopped
-        if again.best is None:
-            return None
-        return search, replace(reached, best=again.best, main=again.main)
+        for way in (WRITTEN_OUT, LOOPED):
+            best, base = reached.best, self.base(1)
+            if (
+                best is None
+                or base is None
+                or self.stopped
+                or reached.bound_s >= (1 - ONE_WAY_WORTH) * self.value(best)
+                or not self.pricer(best.mesh).writes_out(base)
+            ):
+                break
+            search = self.with_blocks(way)
+            again = search._within(request.roomy_bytes, {}, self.value(best))
+            self.stopped = search.stopped
+            if again.best is not None:
+                reached = replace(reached, best=again.best, main=again.main)
+                found = search, reached
+        return found
 
     def _faster_away(self, reached: Reached) -> tuple[Search, Reached] | None:
         """Where the limit of memory makes steps much longer, a faster plan with room that has the

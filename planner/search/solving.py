@@ -16,7 +16,7 @@ import numpy as np
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.plan import Plan
-from planner.execution.techniques import BESIDE, LOOPED, WAITING
+from planner.execution.techniques import BESIDE, WAITING
 from planner.machine.topology import Mesh
 from planner.pricing.cost import Cost
 from planner.pricing.frameworks.dispatch import beside
@@ -170,9 +170,10 @@ class Solving(Workspace):
         """The same search with so much in the host's memory, in the time that is left."""
         return self._again(offload=offload)
 
-    def looping(self) -> Self:
-        """The same search of programs that loop over their blocks, in the time that is left."""
-        return self._again(blocks=LOOPED)
+    def with_blocks(self, way: str) -> Self:
+        """The same search of programs that run their blocks in one way, in the time that is
+        left."""
+        return self._again(blocks=way)
 
     def _again(self, **changes: Any) -> Self:
         left = self.request.time_limit_s and max(
