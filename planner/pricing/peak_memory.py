@@ -228,34 +228,34 @@ def memory_parts(
 
 
 def _of_written_out(base: GraphFacts, flow: Flow, pricer: Pricer) -> MemoryParts:
-    """The same of a plan without loops. What is kept for slopes comes and goes as the activations
-    do."""
+    """The same of a plan without loops. What is kept for a node's slopes is there from its forward
+    pass to its backward pass."""
     apart = replace(flow, plan=replace(flow.plan, repeated_blocks=(), blocks=LOOPED))
     parts = memory_parts(base, apart, pricer)
     assert parts.liveness is not None
-    live = parts.liveness.activations
-    more = 1 + _slopes_bytes(base, apart, pricer) / max(live[parts.liveness.at], 1.0)
+    slopes = np.zeros(len(base.graph.nodes))
+    for i, size in slope_bytes(base, apart, pricer):
+        slopes[i] = size * (1 + pricer.runtime.memory_slack)
+    live = parts.liveness.activations + np.cumsum(slopes)
     return replace(
         parts,
-        activations=parts.activations * more,
-        liveness=replace(parts.liveness, activations=live * more),
+        activations=parts.activations + float(slopes.sum()),
+        liveness=replace(parts.liveness, activations=live),
     )
 
 
-def _slopes_bytes(base: GraphFacts, flow: Flow, pricer: Pricer) -> float:
-    """Bytes of what compilers keep beside what a backward pass asks for, of a microbatch, where no
-    loop parts it from the forward pass: of functions whose slope is kept (`Operator.keeps_slope`),
-    and of those that a comparison could make again what products read."""
+def slope_bytes(base: GraphFacts, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, float]]:
+    """(node, bytes) of what compilers keep beside what a backward pass asks for, of a microbatch,
+    where no loop parts it from the forward pass: of functions whose slope is kept
+    (`Operator.keeps_slope`), and of those that a comparison could make again what products read."""
     graph, mesh, kept = base.graph, dict(flow.plan.mesh), set(base.residuals.values())
-    total = 0.0
-    for node in graph.nodes:
+    for i, node in enumerate(graph.nodes):
         operator = operator_of(node.op)
         again = operator.compares and kept.isdisjoint(node.outputs) and node.inputs[0] in kept
         if (again or operator.keeps_slope(node)) and not base.grad.isdisjoint(node.outputs):
             tensor = graph.tensors[node.outputs[0]]
             local = local_shape(tensor.shape, flow.source[tensor.name], mesh)
-            total += pricer.stored_bytes(local, tensor.dtype, base.kind_of(tensor.shape))
-    return total * (1 + pricer.runtime.memory_slack)
+            yield i, pricer.stored_bytes(local, tensor.dtype, base.kind_of(tensor.shape))
 
 
 def _weight_bytes(

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from planner.report.html import figures as f
 from planner.report.html.bars import Part, small_together, timeline, total
 from planner.report.html.derive import short_name, work_out
 from planner.report.html.fold import _lay_out, fold
-from planner.report.html.memory import series
+from planner.report.html.memory import FINEST, plain_line, series
 from planner.report.html.page import page
 from planner.report.html.tables import baselines
 from planner.report.html.tags import clean, el, join, name
@@ -116,14 +117,53 @@ def test_the_peak_of_the_curve_is_the_priced_memory(pins: str) -> None:
 
 @pytest.mark.parametrize("spec", ["zoo:gpt-tiny,layers=4", "zoo:t5-tiny"])
 def test_blocks_written_out_add_up_too(spec: str) -> None:
-    """Every layer by itself."""
-    s, d = plan("dp=8,blocks=written-out", spec), detail("dp=8,blocks=written-out", spec)
-    curve = series(d)
-    assert s.techniques["blocks"] == "written-out" and not d.runs
+    """Equal layers are one block, as in a loop; memory is drawn layer by layer."""
+    pins = "dp=8,zero=2,blocks=written-out"
+    s, d = plan(pins, spec), detail(pins, spec)
+    looped, layers, curve = detail("dp=8,zero=2,blocks=looped", spec), d.layers, series(d)
+    assert s.techniques["blocks"] == "written-out" and layers is not None and not layers.runs
+    assert [(r.id, r.run, r.repeats) for r in d.rows] == [
+        (r.id, r.run, r.repeats) for r in looped.rows
+    ]
+    assert sum(r.repeats for r in d.rows) == len(layers.rows) > len(d.rows)
+    for figure in ("kernels_s", "saved_bytes"):
+        assert sum(getattr(r, figure) for r in d.rows) == pytest.approx(
+            sum(getattr(r, figure) for r in layers.rows)
+        )
     assert curve.total_bytes[curve.peak] == pytest.approx(d.memory_bytes, abs=8)
     assert d.memory_bytes == s.costs["memory_per_device_bytes"]
     assert d.grad_accumulate_s == pytest.approx(d.step_s)
-    sound(page([view("dp=8,blocks=written-out", "", spec)]))
+    text = Page.of(page([view(pins, "", spec)])).text
+    assert "one repeat of" in text and f"×\u202f{d.runs[0][2]}" in text.replace(" ", "\u202f")
+    sound(page([view(pins, "", spec)]))
+
+
+@pytest.mark.parametrize("spec", ["zoo:gpt-tiny,layers=4", "zoo:t5-tiny", "zoo:resnet-tiny"])
+def test_what_is_saved_is_drawn_where_it_is(spec: str) -> None:
+    """Without loops the forward pass has, at its end, what the backward pass begins with."""
+    d = detail("dp=8,blocks=written-out", spec)
+    curve = series(d)
+    saved = dict(curve.bands)["activations"]
+    ends = [k for k, t in enumerate(curve.times_s) if t == curve.turn_s]
+    assert saved[ends[0]] == pytest.approx(saved[ends[0] + 1])
+    assert saved[ends[0]] == pytest.approx(sum(r.saved_bytes for r in d.rows))
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 100)), min_size=2, max_size=60))
+@settings(max_examples=50)
+def test_a_plainer_line_is_near_all_of_its_points(steps: list[tuple[float, float]]) -> None:
+    x = np.cumsum([s for s, _ in steps])
+    line = list(zip(x.tolist(), [y for _, y in steps], strict=True))
+    kept = plain_line(line)
+    assert kept[0] == 0 and kept[-1] == len(line) - 1
+    for a, b in pairwise(kept):
+        (x0, y0), (x1, y1) = line[a], line[b]
+        for px, py in line[a : b + 1]:
+            way = (x1 - x0) ** 2 + (y1 - y0) ** 2
+            at = ((px - x0) * (x1 - x0) + (py - y0) * (y1 - y0)) / way if way else 0.0
+            at = min(max(at, 0.0), 1.0)
+            off = math.hypot(px - x0 - at * (x1 - x0), py - y0 - at * (y1 - y0))
+            assert off <= FINEST + 1e-6
 
 
 @pytest.mark.parametrize(
@@ -484,6 +524,8 @@ def test_depth_does_not_grow_the_page(one: str) -> None:
     deep_spec = "zoo:gpt-tiny,hidden=256,layers=24"
     deep = page([view("tp=2,micro=2", "", deep_spec)])
     assert len(deep) < 1.1 * len(one) < 220_000
+    written_out = page([view("tp=2,micro=2,blocks=written-out", "", deep_spec)])
+    assert len(written_out) < 1.2 * len(one)  # a longer curve of memory
     assert len(page([View("", "gpt.plan.json", Strategy.load(GOLDEN))])) < 120_000
 
 

@@ -23,12 +23,18 @@ from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.recompute import Recomputed, recomputed_in_block
-from planner.execution.techniques import LOOPED, WRITTEN_OUT
+from planner.execution.techniques import WRITTEN_OUT
 from planner.execution.weights_apart import waiting_share, weights_apart
 from planner.pricing.breakdown import bound_by
 from planner.pricing.handed_on import handed_on
 from planner.pricing.kernels import kernel_times
-from planner.pricing.peak_memory import MemoryParts, memory_parts, saved_by_blocks, saved_tensors
+from planner.pricing.peak_memory import (
+    MemoryParts,
+    memory_parts,
+    saved_by_blocks,
+    saved_tensors,
+    slope_bytes,
+)
 from planner.pricing.step_time import sent_s
 from planner.sharding.layout import STAGE, ReshardStep
 
@@ -37,6 +43,8 @@ if TYPE_CHECKING:
 
 Bodies = Sequence[tuple[RepeatedBlock, Flow]]
 """Repeated blocks, each with the flow inside it."""
+Link = tuple[int, int, str]
+"""A tensor from an operator to another."""
 _LAYER = re.compile(r"(layers?|blocks?|h|stage\d*)?[._]?\d+")
 _FILLER = frozenset(
     {"model", "transformer", "module", "encoder", "decoder", "layers", "blocks", ""}
@@ -119,7 +127,8 @@ class Edge:
 @dataclass(frozen=True)
 class Detail:
     """A plan worked out. rows in program order; runs as (first row's node, nodes of a repeat,
-    repeats); memory: its parts; memory_bytes: its peak as priced."""
+    repeats); memory: its parts; memory_bytes: its peak as priced; layers: of a plan whose blocks
+    are written out, the same with every layer by itself."""
 
     rows: tuple[Row, ...]
     moves: tuple[Move, ...]
@@ -133,6 +142,7 @@ class Detail:
     memory: MemoryParts
     memory_bytes: int
     pipeline: Pipeline | None = None
+    layers: Detail | None = None
 
     def passes(self, row: Row) -> int:
         """How often what surrounds a row's kernels runs in a step."""
@@ -202,11 +212,13 @@ def work_out(p: Priced) -> Detail:
             "a step of uneven pipeline stages is the longest pass of any, not a sum over operators",
             help=["plan show FILE --html draws what the file holds"],
         )
-    held = memory_parts(p.base, p.flow, p.pricer, p.runs)
-    if p.plan.blocks == WRITTEN_OUT:  # every layer by itself, as its program has them
-        plan = replace(p.plan, repeated_blocks=(), blocks=LOOPED)
-        p = replace(p, plan=plan, flow=replace(p.flow, plan=plan))
-    runs = p.plan.repeated_blocks
+    folded = _detail(p, p.plan.repeated_blocks)
+    written_out = p.plan.blocks == WRITTEN_OUT
+    return replace(folded, layers=_detail(p, ())) if written_out else folded
+
+
+def _detail(p: Priced, runs: tuple[tuple[int, int, int], ...]) -> Detail:
+    """A plan worked out, the repeats of each of `runs` as one."""
     home = list(range(len(p.base.graph.nodes)))
     where = [-1] * len(home)
     for k, (first, period, repeats) in enumerate(runs):
@@ -227,7 +239,7 @@ def work_out(p: Priced) -> Detail:
         optimizer_s=p.cost.optimizer_time_s,
         loop_copy_s=p.cost.loop_copy_time_s,
         step_s=p.cost.step_time_s,
-        memory=held,
+        memory=memory_parts(p.base, p.flow, p.pricer, p.runs),
         memory_bytes=p.cost.memory.total,
         pipeline=pipeline_of(p.base.graph, p.plan),
     )
@@ -312,8 +324,9 @@ def _saved_here(
 
 
 def saved_bytes(p: Priced) -> dict[int, float]:
-    """node -> bytes of activations it adds to those saved for the backward pass; under recompute
-    only what enters a repeat is saved there."""
+    """node -> bytes of activations it adds to those saved for the backward pass, of a program whose
+    blocks are written out with what compilers keep for slopes; under recompute only what enters a
+    repeat is saved there."""
     graph, plan = p.base.graph, p.plan
     inside = {
         i: (first, period)
@@ -322,7 +335,11 @@ def saved_bytes(p: Priced) -> dict[int, float]:
     }
     pipeline = pipeline_of(graph, plan)
     slack, out = 1 + p.pricer.runtime.memory_slack, dict[int, float]()
-    for i, name, size in saved_tensors(p.base, p.flow, p.pricer):
+    written_out = plan.blocks == WRITTEN_OUT
+    base = p.base.without_loops if written_out else p.base
+    for i, size in slope_bytes(base, p.flow, p.pricer) if written_out else ():
+        out[i] = out.get(i, 0.0) + size * slack
+    for i, name, size in saved_tensors(base, p.flow, p.pricer):
         if plan.recompute != "none" and i in inside:
             first, period = inside[i]
             producer = graph.producer.get(name, -1)
@@ -399,49 +416,48 @@ def _edges(
 ) -> tuple[Edge, ...]:
     """Links between folded operators. A tensor's bytes are given to the uses whose way has a
     collective, by the elements that its steps move; steps that several uses share are counted at
-    each. What enters a block is drawn at its first repeat, what leaves it at its last.
+    each. What enters a block is drawn at its first repeat, what leaves it at its last; further
+    repeats of blocks that are no loop add to the links of the first.
     """
     graph = p.base.graph
     totals: dict[str, float] = {}
     for m in moves:
         if m.when in ("forward", "backward", "recompute") and not m.stored:
             totals[m.what] = totals.get(m.what, 0.0) + m.total_bytes
-    links: dict[str, list[tuple[int, int, tuple[ReshardStep, ...], int]]] = {}
-    skip = {
-        i
-        for first, period, repeats in p.plan.repeated_blocks
-        for i in range(first + period, first + period * repeats)
-    }
+    links: dict[str, list[tuple[Link, int, tuple[ReshardStep, ...], int]]] = {}
+    looped = {i for run in p.runs for i in range(run.first + run.period, run.end)}
     for i, node in enumerate(graph.nodes):
-        if i in skip:
+        if i in looped:
             continue
         flow, times = next(
             ((f, run.repeats) for run, f in bodies if run.first <= i < run.first + run.period),
             (outer, 1),
         )
         for slot, name in enumerate(node.inputs):
-            producer = graph.producer.get(name)
-            if producer is not None and name in flow.trees:
-                links.setdefault(name, []).append(
-                    (home[producer], i, flow.trees[name].path(flow.need[i, slot]), times)
-                )
-    out: dict[tuple[int, int, str], float] = {}
+            drawn = graph.nodes[home[i]].inputs[slot]
+            producer = graph.producer.get(drawn)
+            if producer is not None and name in graph.producer and name in flow.trees:
+                link = (home[producer], home[i], drawn)
+                path = flow.trees[name].path(flow.need[i, slot])
+                links.setdefault(name, []).append((link, i, path, times))
+    out: dict[Link, float] = {}
     for name, uses in links.items():
         back = name in p.flow.grad
         steps = {
             (way[:k], n): _elements(way[k - 1], back) * n
-            for _, _, way, n in uses
+            for *_, way, n in uses
             for k in range(1, len(way) + 1)
         }
         total = sum(steps.values())
-        for source, target, way, n in uses:
+        moved = totals.get(graph.labels.get(name, name), 0.0)
+        largest: dict[tuple[Link, int], float] = {}  # of uses by one operator
+        for link, i, way, n in uses:
             mine = sum(_elements(s, back) * n for s in way)
-            key = (source, target, name)
-            out[key] = max(
-                out.get(key, 0.0),
-                totals.get(graph.labels.get(name, name), 0.0) * mine / total if total else 0.0,
-            )
-    return tuple(Edge(*key, size) for key, size in sorted(out.items(), key=lambda kv: kv[0]))
+            size = moved * mine / total if total else 0.0
+            largest[link, i] = max(largest.get((link, i), 0.0), size)
+        for (link, _), size in largest.items():
+            out[link] = out.get(link, 0.0) + size
+    return tuple(Edge(*link, size) for link, size in sorted(out.items()))
 
 
 def _elements(step: ReshardStep, back: bool) -> int:

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from costmodels.liveness import Liveness
 from planner.execution.pipeline import Pipeline
 from planner.execution.techniques import ZB_H1
@@ -29,6 +31,8 @@ ROOM = 1.09
 """Height of the curve's drawing over what has to be in it: the limit has its name above it."""
 FAR = 0.4
 HEIGHT, WIDTH = 100.0, 100.0
+FINEST = 0.1
+"""How far a drawn line may be from its points, in units of the drawing."""
 ORDER = ("parameters", "optimizer", "gradients", "replay", "activations", "temporary")
 
 
@@ -74,10 +78,10 @@ def series(d: Detail) -> Series:
             groups.append([row])
     h, enters = d.memory, "the backward pass enters the blocks"
     if h.liveness is not None:
-        walk, turn = _written_out(d, h.liveness)
-        enters = (
-            f"backward pass of {short_name(d.rows[h.liveness.at].id, d.rows[h.liveness.at].op)}"
-        )
+        layers = d.layers or d
+        walk, turn = _written_out(layers, h.liveness)
+        at = layers.rows[h.liveness.at]
+        enters = f"backward pass of {short_name(at.id, at.op)}"
     elif d.pipeline is not None:
         walk, turn = _staged(d, d.pipeline)
     else:
@@ -343,6 +347,7 @@ def _curve(v: View, s: Series, scale: float, span: str) -> Markup:
         el("span", "backward, then the optimizer" if WIDTH - turn > 20 else ""),
         class_="axis-x",
     )
+    shown = {s.peak, *plain_line([(a, _y(b, top)) for a, b in zip(x, total, strict=True)])}
     plot = el(
         "div",
         _bands(s, x, top, None if off else limit, marks),
@@ -352,7 +357,7 @@ def _curve(v: View, s: Series, scale: float, span: str) -> Markup:
         class_="plot",
         tabindex="0",
         role="img",
-        data_points=";".join(f"{t:.6g},{b:.0f}" for t, b in zip(s.times_s, total, strict=True)),
+        data_points=";".join(f"{s.times_s[k]:.6g},{total[k]:.0f}" for k in sorted(shown)),
         aria_label=f"memory over {span}: peak {f.size(peak)}, {s.peak_text}",
     )
     return el(
@@ -379,22 +384,21 @@ def _bands(
     s: Series, x: Sequence[float], top: float, limit: float | None, marks: Sequence[float]
 ) -> Markup:
     """The drawing: grid, bands, the limit where it is inside, and a line at the peak."""
-    shapes, floor = [], [0.0] * len(x)
+    shapes, sums = [], [0.0] * len(x)
+    floor = [(0.0, HEIGHT), (WIDTH, HEIGHT)]
     for part, band in s.bands:
-        ceiling = [a + b for a, b in zip(floor, band, strict=True)]
+        sums = [a + b for a, b in zip(sums, band, strict=True)]
+        line = [(a, _y(b, top)) for a, b in zip(x, sums, strict=True)]
+        ceiling = [line[k] for k in plain_line(line)]
         up, down = (
-            " L".join(f"{a:.3f} {_y(b, top):.3f}" for a, b in points)
-            for points in (
-                list(zip(x, ceiling, strict=True)),
-                list(zip(x, floor, strict=True))[::-1],
-            )
+            " L".join(f"{a:.2f} {b:.2f}" for a, b in points) for points in (ceiling, floor[::-1])
         )
         shapes.append(el("path", class_=f"m-{part}", d=f"M{up} L{down} Z"))
         floor = ceiling
     lines = [("grid", 0.0, WIDTH, _y(b, top), _y(b, top)) for b in marks]
     if limit is not None:
         lines.append(("limit", 0.0, WIDTH, _y(limit, top), _y(limit, top)))
-    lines.append(("peakline", x[s.peak], x[s.peak], _y(floor[s.peak], top), HEIGHT))
+    lines.append(("peakline", x[s.peak], x[s.peak], _y(sums[s.peak], top), HEIGHT))
     drawn = [el("line", class_=c, x1=x1, x2=x2, y1=y1, y2=y2) for c, x1, x2, y1, y2 in lines]
     return el(
         "svg",
@@ -405,6 +409,25 @@ def _bands(
         preserveAspectRatio="none",
         aria_hidden="true",
     )
+
+
+def plain_line(line: Sequence[tuple[float, float]]) -> list[int]:
+    """Which points of a line are enough to draw it: all others are within FINEST of it (Douglas and
+    Peucker 1973)."""
+    points = np.array(line)
+    kept, parts = {0, len(line) - 1}, [(0, len(line) - 1)]
+    while parts:
+        a, b = parts.pop()
+        if b - a < 2:
+            continue
+        way, off = points[b] - points[a], points[a + 1 : b] - points[a]
+        along = np.clip(off @ way / max(float(way @ way), 1e-12), 0.0, 1.0)
+        far = np.hypot(*(off - along[:, None] * way).T)
+        k = a + 1 + int(far.argmax())
+        if far[k - a - 1] > FINEST:
+            kept.add(k)
+            parts += [(a, k), (k, b)]
+    return sorted(kept)
 
 
 def round_values(scale: float) -> list[float]:
