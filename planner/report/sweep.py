@@ -1,7 +1,7 @@
 """`plan sweep` in words and as JSON: the plans, what a run costs at each, and the answers.
 
-Columns that hold one value throughout stand in the title instead; on narrow terminals the least
-telling columns go.
+Columns that hold one value throughout, and what all plans do, stand in the title instead; on
+narrow terminals the least telling columns go.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.report.summary import title, unit_of_work
-from planner.report.tables import mesh_words, technique_words
-from planner.support.text import Style, count, fitted, hang, percent, visible
+from planner.report.tables import mesh_words, needed, roomy, technique_phrases
+from planner.support.text import Style, count, hang, percent, visible
 from planner.whatif.sweep_rows import DAY_S, Row, TrainingRun, best_run, fewest, first_too_large
 
 SPARED = ("efficiency", "step", "fits", "MFU")
 """Columns that narrow terminals go without, the first to go first."""
 HOW = 22
-"""Columns that leaves for how a plan works."""
+"""Columns that the reason why there is no plan needs at least."""
 LEFT = ("hardware", "how")
 
 
@@ -59,7 +59,8 @@ def sweep_text(
     """The tables and the answers, for people."""
     style = Style(colour)
     some = next(r.strategy for r in rows if r.strategy is not None)
-    table, same = _hoisted([_cells(r, rows, unit_of_work(some), style) for r in rows], rows)
+    shared = shared_phrases(rows)
+    table, same = _hoisted([_cells(r, rows, unit_of_work(some), style, shared) for r in rows], rows)
     swept = {
         k for r in rows for k, _ in r.point.dims
     }  # an option of the spec that rows set anew is none of the title's
@@ -67,8 +68,11 @@ def sweep_text(
         o for o in model.removeprefix("zoo:").split(",") if o.partition("=")[0] not in swept
     )
     name = f"{spec} (zoo)" if model.startswith("zoo:") else title(some)
-    subject = ", ".join([name, some.workload["kind"], *same])
-    lines = [*(style.bold(line) for line in hang("", subject, width)), *_fit(table, width)]
+    subject = ", ".join([name, some.workload["kind"], *same, *shared])
+    lines = [
+        *(style.bold(line) for line in hang("", subject, width)),
+        *_fit(table, width, _how_needs(table, rows)),
+    ]
     if any(tied(r, rows) for r in rows if r.strategy is not None):
         lines += [
             style.dim(line)
@@ -86,7 +90,7 @@ def sweep_text(
                 style.bold(line)
                 for line in hang("", f"{count(asked.work)} {unit_of_work(some)}", width)
             ),
-            *_fit(_run_table(rows, runs, table[0]), width),
+            *_fit(_run_table(rows, runs, table[0]), width, 0),
         ]
         lines += [style.dim(line) for line in hang("", _priced(rows, runs), width)]
     sentences = answers(rows, runs, asked)
@@ -113,8 +117,16 @@ def _names(rows: Sequence[Row]) -> dict[str, list[str]]:
     return {**names, "batch": [f"{b:,}" if isinstance(b, int) else "" for b in batches]}
 
 
-def _cells(row: Row, rows: Sequence[Row], unit: str, style: Style) -> dict[str, str]:
-    """What a plan is worth, by column."""
+def shared_phrases(rows: Sequence[Row]) -> list[str]:
+    """What all plans of several do, as `technique_phrases` says it."""
+    each = [technique_phrases(r.strategy.techniques) for r in rows if r.strategy is not None]
+    return [p for p in each[0] if all(p in others for others in each)] if len(each) > 1 else []
+
+
+def _cells(
+    row: Row, rows: Sequence[Row], unit: str, style: Style, shared: Sequence[str]
+) -> dict[str, str]:
+    """What a plan is worth, by column, without what is said of all."""
     rate = f"{unit}/s/dev"
     if row.strategy is None:
         assert row.error is not None
@@ -135,11 +147,9 @@ def _cells(row: Row, rows: Sequence[Row], unit: str, style: Style) -> dict[str, 
     )
     base = first.costs["tokens_per_s_per_device"]
     share = c["tokens_per_s_per_device"] / base if base else 1.0
-    how = (
-        mesh_words(dict(row.strategy.mesh_shape))
-        + technique_words(row.strategy.techniques)
-        + (", tie" if tied(row, rows) else "")
-    )
+    own = [p for p in technique_phrases(row.strategy.techniques) if p not in shared]
+    tie = ["tie"] if tied(row, rows) else []
+    how = ", ".join([mesh_words(dict(row.strategy.mesh_shape)), *own, *tie])
     return {
         "step": show_time(c["step_time_s"]),
         rate: count(c["tokens_per_s_per_device"]),
@@ -196,23 +206,34 @@ def _hoisted(
     ], phrases
 
 
-def _fit(table: list[list[str]], width: int) -> list[str]:
-    """The table on a terminal: without the least telling columns where it is narrow."""
+def _how_needs(table: Sequence[Sequence[str]], rows: Sequence[Row]) -> int:
+    """Columns that how plans work needs so as not to be folded small; why there is none may be."""
+    plans = [cells for cells, r in zip(table[1:], rows, strict=True) if r.strategy is not None]
+    return max(HOW if len(plans) < len(rows) else 0, needed(plans))
+
+
+def _fit(table: list[list[str]], width: int, how: int) -> list[str]:
+    """The table on a terminal: without the least telling columns where it is narrow, and how a plan
+    works in a line of its own where the others leave less than `how` columns for it."""
+    if not how:
+        table = [[*row, ""] for row in table]
     for name in SPARED:
-        if name in table[0] and "how" in table[0] and _least(table) > width:
-            at = table[0].index(name)
-            table = [[c for i, c in enumerate(row) if i != at] for row in table]
-    right = [i for i, name in enumerate(table[0]) if name not in LEFT]
-    return (
-        fitted(table, width, right)
-        if "how" in table[0]
-        else fitted([[*row, ""] for row in table], width, right)
-    )
+        fewer = _without(table, name)
+        if _room(table, width) < 0 or _room(table, width) < how <= _room(fewer, width):
+            table = fewer
+    return roomy(table, width, [i for i, name in enumerate(table[0]) if name not in LEFT], need=how)
 
 
-def _least(table: Sequence[Sequence[str]]) -> int:
+def _without(table: list[list[str]], name: str) -> list[list[str]]:
+    """The table without a column."""
+    return [[c for head, c in zip(table[0], row, strict=True) if head != name] for row in table]
+
+
+def _room(table: Sequence[Sequence[str]], width: int) -> int:
+    """Columns that the others leave for the last; -1 and below where they do not fit by
+    themselves."""
     wide = [max(visible(row[i]) for row in table) for i in range(len(table[0]) - 1)]
-    return sum(wide) + 2 * len(wide) + HOW
+    return width - sum(wide) - 2 * len(wide)
 
 
 def _run_table(

@@ -90,9 +90,14 @@ def _baseline_rows(s: Strategy, best: Mapping[str, Any], style: Style) -> list[l
     return out
 
 
+def technique_phrases(t: Mapping[str, Any]) -> list[str]:
+    """`ZeRO-1`, `4 microbatches`: what is out of the ordinary."""
+    return phrases(read_table(t))
+
+
 def technique_words(t: Mapping[str, Any]) -> str:
     """`, ZeRO-1, 4 microbatches`: what is out of the ordinary, each after a comma."""
-    return "".join(f", {phrase}" for phrase in phrases(read_table(t)))
+    return "".join(f", {phrase}" for phrase in technique_phrases(t))
 
 
 def _cost(c: Mapping[str, Any], best: float, style: Style) -> list[str]:
@@ -106,13 +111,22 @@ def _cost(c: Mapping[str, Any], best: float, style: Style) -> list[str]:
     ]
 
 
+def needed(rows: Sequence[Sequence[str]]) -> int:
+    """Columns that the last one of a table needs so as not to be folded small."""
+    return min(UNFOLDED, max(visible(row[-1]) for row in rows))
+
+
 def roomy(
-    rows: Sequence[Sequence[str]], width: int, right: Sequence[int], gap: str = "  "
+    rows: Sequence[Sequence[str]],
+    width: int,
+    right: Sequence[int],
+    gap: str = "  ",
+    need: int | None = None,
 ) -> list[str]:
-    """`fitted`, or where that would fold the last column into a narrow one, each row's last cell
-    under the row."""
+    """`fitted`, or where that would leave less than `need` columns (`needed`) to the last one, each
+    row's last cell under the row."""
     figures = table([row[:-1] for row in rows], right, gap)
-    if width - visible(figures[0]) - len(gap) >= UNFOLDED:
+    if width - visible(figures[0]) - len(gap) >= (needed(rows) if need is None else need):
         return fitted(rows, width, right, gap)
     under = [
         (

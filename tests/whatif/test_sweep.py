@@ -19,7 +19,7 @@ from costmodels import load_device
 from planner.cli import main
 from planner.commands.sweep import prices
 from planner.errors import PlanError
-from planner.report.sweep import Asked, answers, as_json
+from planner.report.sweep import Asked, answers, as_json, sweep_text
 from planner.strategy.strategy import Strategy
 from planner.support import console
 from planner.whatif.sweep import Sweeper, device_counts, sized
@@ -461,6 +461,22 @@ def test_the_title_leaves_out_what_rows_set_anew(capsys: pytest.CaptureFixture[s
     assert main(["sweep", f"{TINY},layers=1,seq=4", "--devices", "2", "--dim", "seq=8,16"]) == 0
     title = capsys.readouterr().out.splitlines()[0]
     assert title.startswith("gpt-tiny,layers=1 (zoo)") and "seq=4" not in title
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_rows_fit_and_what_all_plans_do_is_said_once(width: int, some: Strategy) -> None:
+    techniques = {**some.techniques, "blocks": "written-out", "zero_stage": 1}
+    rows = [
+        row(replace(some, techniques={**techniques, "microbatches": m}), "h100-sxm", n)
+        for n, m in ((8, 64), (16, 32), (32, 1))
+    ]
+    text = sweep_text(TINY, rows, [None] * 3, Asked(), width, False)
+    title, table = text.split("devices", 1)
+    assert "blocks written out" in " ".join(title.split()) and "written out" not in table
+    assert "64 microbatches" in text and "32 microbatches" in text
+    assert all(len(line) <= width for line in text.splitlines())
+    under = [line for line in table.splitlines() if line.startswith("    data ")]
+    assert len(under) == (0 if width == 100 else 3)
 
 
 def test_questions_without_an_answer_are_findings(capsys: pytest.CaptureFixture[str]) -> None:
