@@ -14,7 +14,7 @@ from costmodels.hardware.intake import opened
 from planner.cache.folder import Cache
 from planner.errors import PlanError
 from planner.support import console
-from planner.support.choices import choose
+from planner.support.choices import choose, refuse_twice
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy
@@ -27,7 +27,7 @@ def arguments(args: argparse.Namespace) -> dict[str, Any]:
         **machine(args),
         "mode": args.mode,
         "solver": getattr(args, "solver", "auto"),
-        "pins": args.pin,
+        "pins": pins(args),
         "objective": args.objective,
         "time_limit_s": args.time_limit,
         "seed": args.seed,
@@ -35,6 +35,27 @@ def arguments(args: argparse.Namespace) -> dict[str, Any]:
         "cache": cache(args),
         **workload(args),
     }
+
+
+def pins(args: argparse.Namespace) -> Any:
+    """What `planner.plan` takes as pins: every --pin of a command line as one. `annotated`, and the
+    strategy of --mode manual, stand alone."""
+    from planner.pins.pins import joined_pins
+
+    given = tuple(dict.fromkeys(args.pin or ()))
+    if len(given) > 1 and args.mode == "manual":
+        raise PlanError(
+            "P059",
+            "--mode manual takes one strategy, and --pin names " + " and ".join(map(repr, given)),
+            help=[f"--pin {given[0]}"],
+        )
+    if len(given) > 1 and "annotated" in given:
+        raise PlanError(
+            "P003",
+            "--pin annotated takes the model's own annotations, and another --pin is beside it",
+            help=["leave one of them"],
+        )
+    return joined_pins(given)
 
 
 def unusual(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
@@ -83,6 +104,15 @@ def machine(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _once(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The pairs of an option that may be given several times, by name. Raises PlanError P003 where
+    a name has two values."""
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        refuse_twice(option, name, found.setdefault(name, value), value)
+    return found
+
+
 def workload(args: argparse.Namespace) -> dict[str, Any]:
     """The options that say what is run, for `planner.api.open_model` and `planner.plan`."""
 
@@ -91,8 +121,11 @@ def workload(args: argparse.Namespace) -> dict[str, Any]:
         "workload": args.workload,
         "batch": args.batch,
         "tokens_per_step": args.tokens_per_step,
-        "dims": {k: _whole("dim", v) for k, v in args.dim},
-        "shapes": {k: tuple(_whole("shape", n) for n in v.split(",")) for k, v in args.shape},
+        "dims": {k: _whole("dim", v) for k, v in _once("dim", args.dim).items()},
+        "shapes": {
+            k: tuple(_whole("shape", n) for n in v.split(","))
+            for k, v in _once("shape", args.shape).items()
+        },
         "loss": args.loss,
         "logits": args.logits,
         "shift_labels": args.shift_labels,

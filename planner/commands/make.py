@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.intake import irregular
 from planner.commands import files
-from planner.commands.common import arguments, cache, machine, tell, unusual, workload
+from planner.commands.common import arguments, cache, machine, pins, tell, unusual, workload
 from planner.errors import PlanError
 from planner.support import console
 from planner.support.choices import choose
@@ -190,7 +190,7 @@ def _refuse_typed(args: argparse.Namespace) -> None:
             solver=args.solver,
             objective=args.objective,
             optimizer=args.optimizer,
-            pins=None if args.pin == "annotated" else args.pin,
+            pins=None if (given := pins(args)) == "annotated" else given,
             incremental=args.incremental,
             cache=cache(args),
         )
@@ -273,7 +273,7 @@ def _manual(args: argparse.Namespace) -> Strategy:
             f" --{given[0].replace('_', '-')} says them again",
             help=["change them in the strategy file, or plan again"],
         )
-    given_plan = files.load(args.pin)
+    given_plan = files.load(args.pin[0])
     made = manual(given_plan, args.model)
     moved = [
         n

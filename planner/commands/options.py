@@ -374,9 +374,11 @@ def add_search(p: argparse.ArgumentParser, solver: bool = True) -> argparse._Arg
         )
     g.add_argument(
         "--pin",
+        action="append",
         metavar="FILE|LIST",
         help=(
-            "decisions to respect: a TOML file, `annotated` (those in the ONNX), or a list such as"
+            "decisions to respect, together where given several times: a TOML file, `annotated`"
+            " (those in the ONNX), or a list such as"
             " tp=4,pp=2,vpp=2,micro=16 of: tp, dp, ddp, fsdp (ZeRO-3 over so many), pp stages, vpp"
             " virtual stages (interleaved), cp (context), ep (experts), sp=on (Megatron's, with"
             " tp), zero=0..3, micro, recompute=none|selective|full|save:NAMES,"

@@ -15,6 +15,7 @@ from planner.commands.common import arguments, tell
 from planner.errors import PlanError
 from planner.launch.elastic import SUFFIX
 from planner.support import console
+from planner.support.choices import refuse_twice
 
 if TYPE_CHECKING:
     from planner.whatif.sweep_rows import Point, Row, TrainingRun
@@ -66,6 +67,7 @@ def series(text: str, option: str = "devices", example: str = "8,16..512") -> li
 def prices(text: str | None) -> dict[str, float]:
     """USD per device-hour of `2.4/h` (under "") or `h100=2.4,v5e=1.1` (by hardware)."""
     found: dict[str, float] = {}
+    texts: dict[str, str] = {}
     for part in (text or "").split(",") if text else ():
         name, _, value = part.strip().rpartition("=")
         match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)(?:\s*(?:USD)?/h)?", value.strip())
@@ -75,6 +77,7 @@ def prices(text: str | None) -> dict[str, float]:
                 f"--price: {part!r} is not a price",
                 help=["USD per device-hour: 2.4/h, or by hardware: h100=2.4,v5e=1.1"],
             )
+        refuse_twice("price", name, texts.setdefault(name, value), value)
         found[name] = float(match[1])
     return found
 

@@ -14,6 +14,7 @@ from typing import Any
 from planner.errors import PlanError
 from planner.launch.job import AMD, NVIDIA, TPU, Job, shipped
 from planner.strategy.strategy import Strategy
+from planner.support.choices import refuse_twice
 
 CPUS, MEMORY_GIB = 4, 16
 """Of a pod for each device, requested: enough for one program, and less than nodes of accelerators
@@ -36,7 +37,7 @@ def torus(strategy: Strategy) -> str:
 def labels(job: Job, strategy: Strategy, given: tuple[str, ...]) -> dict[str, str]:
     """Labels that a node must have: those given, else what tells the planned devices. {} where none
     are known. Raises PlanError P206 for one that is no label."""
-    chosen = {}
+    chosen: dict[str, str] = {}
     for text in given:
         key, sep, value = text.partition("=")
         if not key or not sep:
@@ -45,7 +46,7 @@ def labels(job: Job, strategy: Strategy, given: tuple[str, ...]) -> dict[str, st
                 f"--node-label {text!r} is no label",
                 help=["--node-label nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3"],
             )
-        chosen[key] = value
+        refuse_twice("node-label", key, chosen.setdefault(key, value), value)
     kind = accelerator(job)
     if kind == TPU:
         return {

@@ -32,7 +32,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -366,6 +366,50 @@ def parse_pins(text: str | Path | None) -> Pins:
     return from_table(data)
 
 
+def joined_pins(texts: Sequence[str]) -> str | Pins | None:
+    """What `parse_pins` takes, of several such texts together: short forms are read as one, files
+    beside them. Raises PlanError P020 where two say different things of an axis, a technique or a
+    place."""
+    if len(texts) < 2:
+        return texts[0] if texts else None
+    short = [text for text in texts if "=" in text and not exists(text)]
+    if len(short) == len(texts):
+        return ",".join(short)
+    result = parse_pins(",".join(short))
+    for text in texts:
+        if text not in short:
+            result = _joined(result, parse_pins(text), text)
+    return result
+
+
+def _joined(one: Pins, other: Pins, where: str) -> Pins:
+    """Two pins as one; where: what the other is from."""
+
+    def both(
+        mine: Mapping[str, Any], others: Mapping[str, Any], shown: Callable[[str, Any], str]
+    ) -> dict[str, Any]:
+        for key in mine:
+            if key in others and mine[key] != others[key]:
+                raise PlanError(
+                    "P020",
+                    f"{key} is pinned twice: {shown(key, mine[key])}, and"
+                    f" {shown(key, others[key])} in {where}",
+                    help=["leave one of them"],
+                )
+        return {**mine, **others}
+
+    def listed(_: str, values: Any) -> str:
+        return " or ".join(map(str, values))
+
+    return Pins(
+        both(one.mesh, other.mesh, listed),
+        both(one.techniques, other.techniques, lambda key, value: BY_NAME[key].shown(value)),
+        one.forbidden_factors | other.forbidden_factors,
+        both(one.nodes, other.nodes, lambda _, table: placement(table)),
+        both(one.levels, other.levels, listed),
+    )
+
+
 def _spelled_out(data: Mapping[str, Any]) -> dict[str, Any]:
     """A document in which axes have the names that those of the short form (`tp`, `dp`, `pp`) and
     of older files (`model`) stand for, in [mesh], splits and layouts."""
@@ -545,18 +589,17 @@ def _short(text: str) -> Pins:
                 f"cannot read pin {part.strip()!r}",
                 help=[h for h in (near, f"one of {SPOKEN}; or a TOML file (docs/modes.md)") if h],
             )
-        if key in table:
-            raise PlanError(
-                "P020",
-                f"{key} is pinned twice in {text!r}",
-                help=["leave one of them, or a TOML file with a list of sizes to choose from"],
-            )
-        table[key] = (
+        pinned = (
             _technique(key, plain)
             if table is techniques
             else _sizes(key, plain)
             if table is mesh
             else plain
         )
+        if table.setdefault(key, pinned) != pinned:
+            sizes = ", or a TOML file with a list of sizes to choose from" if table is mesh else ""
+            raise PlanError(
+                "P020", f"{key} is pinned twice in {text!r}", help=[f"leave one of them{sizes}"]
+            )
     settle(mesh, techniques, said)
     return Pins(mesh, techniques)

@@ -4,9 +4,40 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from planner.errors import PlanError, did_you_mean
+
+LISTS = ("LIST", "NAME,...")
+"""What options that hold several values, parted by commas, are called to take."""
+
+
+class _Once(argparse._StoreAction):
+    """An option that holds one value: a second one that differs is a mistake, not a correction."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Take the value."""
+        given = parser.given if isinstance(parser, Parser) else {}
+        if self.option_strings and given.setdefault(self.dest, values) != values:
+            raise PlanError(
+                "P003",
+                f"{option_string} is given twice, {given[self.dest]} and {values}",
+                help=[self._instead(given[self.dest], values)],
+            )
+        super().__call__(parser, namespace, values, option_string)
+
+    def _instead(self, *values: Any) -> str:
+        """What to type in place of two of them."""
+        lists = isinstance(self.metavar, str) and self.metavar in LISTS
+        return "leave one of them" + (
+            f", or {self.option_strings[0]} {','.join(map(str, values))}" if lists else ""
+        )
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,6 +55,9 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.meant = meant
+        self.given: dict[str, Any] = {}
+        for name in (None, "store"):
+            self.register("action", name, _Once)
 
     def error(self, message: str) -> NoReturn:
         """argparse's message as a PlanError."""
@@ -50,6 +84,7 @@ class Parser(argparse.ArgumentParser):
                     f"`{self.prog}` has no option {name}",
                     help=[h for h in (near, f"{self.prog} --help lists the options") if h],
                 )
+        self.given.clear()
         args, extra = self.parse_known_intermixed_args(
             list(argv)
         )  # positionals may stand on both sides of an option

@@ -30,6 +30,7 @@ from planner.errors import NO_PLAN, PlanError, did_you_mean
 from planner.machine.topology import Topology
 from planner.strategy.diff import payload
 from planner.strategy.strategy import Strategy
+from planner.support.choices import refuse_twice
 
 if TYPE_CHECKING:
     from planner.workload.model import Model
@@ -182,6 +183,7 @@ class Report:
 def tolerances(text: str) -> dict[str, float]:
     """step=2%,memory=5% as shares; a figure that is not named keeps its default. Raises P064."""
     out = dict(TOLERANCES)
+    texts: dict[str, str] = {}
     for part in (p.strip() for p in text.split(",") if p.strip()):
         name, eq, value = part.partition("=")
         try:
@@ -199,7 +201,9 @@ def tolerances(text: str) -> dict[str, float]:
                 f"--tolerance {part!r} is not a figure and a share",
                 help=[h for h in (suggestion, "step=2%,memory=5%") if h],
             )
-        out[name.strip()] = share
+        name, value = name.strip(), value.strip()
+        refuse_twice("tolerance", name, texts.setdefault(name, value), value)
+        out[name] = share
     return out
 
 

@@ -36,8 +36,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "--objective memory",
         "--mode data-parallel",
         "--runtime megatron --pin tp=2,pp=1",
-        "--devices 16 --topology gcp-a3-mega --batch 64",
+        "--topology gcp-a3-mega --batch 64",
         "--pin offload=optimizer",
+        "--pin dp=4 --pin zero=1",
     ],
 )
 def test_the_command_makes_the_same_plan(options: str) -> None:
@@ -52,6 +53,38 @@ def test_the_command_makes_the_same_plan(options: str) -> None:
         one.topology,
         one.costs,
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{} --devices 8 --devices 16", "--devices is given twice, 8 and 16"),
+        ("{} --batch=8 --devices 8 --batch 16", "--batch is given twice, 8 and 16"),
+        ("{} --devices 8 --dim seq=8 --dim seq=16", "--dim seq is given twice, 8 and 16"),
+        ("{} --devices 8 --shape a=1,2 --shape a=1,3", "--shape a is given twice"),
+        ("{} --devices 8 --pin tp=2 --pin tp=4", "tensor is pinned twice"),
+        ("{} --devices 8 --pin tp=2 --pin annotated", "another --pin is beside it"),
+        ("{} --mode manual --pin a.json --pin b.json", "takes one strategy"),
+        ("sweep {} --devices 8 --devices 16", "or --devices 8,16"),
+        ("sweep {} --devices 8 --tokens 1T --price 2,3", "--price is given twice, 2 and 3"),
+        (
+            "check {} --against a.json --tolerance step=1%,step=2%",
+            "--tolerance step is given twice, 1% and 2%",
+        ),
+    ],
+)
+def test_an_option_says_one_thing(line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line.format(TINY).split()) == 2
+    assert says in capsys.readouterr().err and not list(Path().iterdir())
+
+
+def test_an_option_may_say_the_same_twice_and_pins_are_joined() -> None:
+    line = [TINY, "--devices", "8", "--devices", "8", "--quiet", "-o"]
+    assert main([*line, "a.json", "--pin", "tp=2", "--pin", "micro=2"]) == 0
+    assert main([*line, "b.json", "--pin", "tp=2,micro=2"]) == 0
+    one, two = Strategy.load("a.json"), Strategy.load("b.json")
+    assert dict(one.mesh_shape)["tensor"] == 2 and one.techniques["microbatches"] == 2
+    assert one.decisions() == two.decisions() and reproduce(one) == reproduce(two)
 
 
 def test_defaults_are_left_out_and_sizes_of_a_file_are_said() -> None:

@@ -12,7 +12,7 @@ import pytest
 import planner
 from costmodels.hardware.units import show_time
 from planner.errors import PlanError
-from planner.pins.pins import from_table, parse_pins
+from planner.pins.pins import Pins, from_table, joined_pins, parse_pins
 from planner.report.baselines import tuned_over
 from planner.report.summary import summary
 from planner.report.tables import comparison
@@ -67,10 +67,28 @@ def test_files_of_another_shape_say_what_is_wrong(text: str, says: str, tmp_path
     assert e.value.code == "P020"
 
 
-@pytest.mark.parametrize("text", ["tp=4,tp=2", "tp=4,model=4", "micro=2,microbatches=4"])
-def test_a_pin_is_given_once(text: str) -> None:
+@pytest.mark.parametrize("text", ["tp=4,tp=2", "tp=4,model=2", "micro=2,microbatches=4"])
+def test_a_pin_has_one_value(text: str) -> None:
     with pytest.raises(PlanError, match="pinned twice"):
         parse_pins(text)
+    with pytest.raises(PlanError, match="pinned twice"):
+        parse_pins(joined_pins(text.split(",")))
+
+
+def test_several_pins_are_one(tmp_path: Path) -> None:
+    """In any order, short forms and files."""
+    file = tmp_path / "pins.toml"
+    file.write_text(
+        '[mesh]\ntensor = 4\n[forbid]\nfactors = ["s"]\n["*.mlp"]\nlayout = [["data"]]\n'
+    )
+    both = joined_pins(["zero=1,micro=2", str(file), "tp=4"])
+    assert isinstance(both, Pins) and both == joined_pins([str(file), "tp=4", "zero=1,micro=2"])
+    assert both == replace(parse_pins(file), techniques=parse_pins("zero=1,micro=2").techniques)
+    assert parse_pins(joined_pins(["tp=4", "sp=on", "tensor=4"])) == parse_pins("tp=4,sp=on")
+    assert parse_pins(joined_pins(["recompute=save:q,k", "tp=2"])).mesh == {"tensor": (2,)}
+    assert joined_pins([]) is None and joined_pins(["annotated"]) == "annotated"
+    with pytest.raises(PlanError, match="tensor is pinned twice: 2, and 4 in .*pins.toml"):
+        joined_pins(["tp=2", str(file)])
 
 
 @pytest.mark.parametrize(
