@@ -177,9 +177,10 @@ def opened(args: argparse.Namespace, topology: Topology) -> tuple[Configuration,
     from planner.interop.model_sizes import hold, layers_of
     from planner.interop.price import LAUNCHERS, read_configuration
     from planner.machine.topology import domain_of
+    from planner.pins.launcher_space import choose_launcher
 
     if args.kind:
-        choose("from", args.kind, tuple(LAUNCHERS))
+        choose_launcher("from", args.kind, tuple(LAUNCHERS))
     devices = topology.devices
 
     def layers() -> int:

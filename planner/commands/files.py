@@ -68,9 +68,10 @@ def renamed(strategy: Strategy, path: str | Path) -> list[str]:
     return found
 
 
-def next_steps(path: str | Path) -> str:
-    """What to do with a plan that was just seen."""
-    return f"next: plan explain {path} · plan emit {path}"
+def next_steps(path: str | Path, strategy: Strategy) -> str:
+    """What to do with a plan that was just seen: one that is for a launcher goes there."""
+    onward = "export" if strategy.provenance.get("launcher") else "emit"
+    return f"next: plan explain {path} · plan {onward} {path}"
 
 
 def too_large(strategy: Strategy) -> str:

@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         console.say(
             ("interrupted: " if interrupted else "")
             + f"wrote {', '.join(written)}"
-            + (f"   {files.next_steps(target)}" if target and not args.emit else "")
+            + (f"   {files.next_steps(target, strategy)}" if target and not args.emit else "")
         )
     if not args.quiet:
         tell(options["cache"])

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         from planner.report.summary import summary
 
         console.data(summary(strategy, console.width(), console.colour(sys.stdout)) + "\n")
-        console.say(files.next_steps(args.strategy))
+        console.say(files.next_steps(args.strategy, strategy))
     return 0
 
 

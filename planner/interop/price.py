@@ -26,13 +26,12 @@ from planner.interop.launchers import hf, levanter, maxtext, megatron, torchtita
 from planner.interop.model_sizes import Claim, claims_of, layers_of
 from planner.interop.settings import Facts, Settings, settings_of
 from planner.machine.topology import Topology
-from planner.pins.launcher_space import SPACES
+from planner.pins.launcher_space import SPACES, choose_launcher
 from planner.pricing.frameworks.selective import modules
 from planner.pricing.frameworks.stages import work_outside
 from planner.search.request import Progress, Request
 from planner.search.search import Search
 from planner.strategy.strategy import Strategy
-from planner.support.choices import choose
 from planner.whatif.no_plan import no_plan
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def hand_over(strategy: Strategy, source: str | Path, to: str, suffix: str = "")
     model."""
     from planner.whatif.reprice import machine_now, own_model, reprice
 
-    choose("to", to, tuple(LAUNCHERS))
+    choose_launcher("to", to, tuple(LAUNCHERS))
     launcher = LAUNCHERS[to]
     if strategy.workload["kind"] != "train" and to != hf.NAME:
         raise PlanError(
@@ -125,7 +124,9 @@ def hand_over(strategy: Strategy, source: str | Path, to: str, suffix: str = "")
     model = own_model(strategy, source)
     topology, _ = machine_now(strategy)
     planned = reprice(strategy, model, topology)
-    rounds = settings_of(replace(strategy, graph=planned.base.graph))
+    rounds = settings_of(
+        replace(strategy, graph=planned.base.graph), loops=to in SPACES and SPACES[to].loops
+    )
     facts = facts_of(model.name, topology, planned.base)
     first = rounds.now
     inexpressible = launcher.round_off(rounds, facts)
@@ -172,6 +173,8 @@ def priced(
     "no". Raises PlanError where there is none at all."""
     from planner.search.to_strategy import compose
 
+    if request.runtime.kernels is not None or model.workload.kind != "train":
+        settings = replace(settings, blocks="")
     request = replace(request, pins=settings.pins(), offload=settings.offload, mode="semi-auto")
     if settings.styles:
         base = Search(model, request).base(settings.microbatches)

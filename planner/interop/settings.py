@@ -21,7 +21,15 @@ from planner.analysis.axis_roles import REPLICATED, role_named
 from planner.errors import PlanError
 from planner.execution.pipeline import laid_out_blocks
 from planner.execution.save_policies import is_named
-from planner.execution.techniques import BLOCK_KEEP, BY_NAME, STRUCTURAL, WAITING
+from planner.execution.techniques import (
+    BLOCK_KEEP,
+    BY_NAME,
+    LOOPED,
+    STRUCTURAL,
+    WAITING,
+    WRITTEN_OUT,
+    contradiction,
+)
 from planner.graph.ir import Graph
 from planner.machine.topology import Topology
 from planner.ops import operator_of
@@ -46,7 +54,9 @@ class Settings:
     offload: what waits in the host's memory, of "activations". precision: the recipe that training
     computes in (costmodels.precision), "" where nothing is said of it. zero_group: neighbouring
     devices of a stage that share one copy of what the ZeRO stage cuts, 0 for all of them.
-    exchanges: whether kernels wait for experts' rows (planner.execution.techniques)."""
+    exchanges: whether kernels wait for experts' rows (planner.execution.techniques). blocks:
+    whether programs loop over their layers or have them written out, as long as nothing else asks
+    for loops; "" where that is nobody's to say."""
 
     batch: int
     stage: int = 1
@@ -66,6 +76,7 @@ class Settings:
     precision: str = ""
     zero_group: int = 0
     exchanges: str = WAITING
+    blocks: str = ""
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -117,7 +128,27 @@ class Settings:
             techniques["zero_group"] = self.zero_group
         if self.tensor > 1:
             techniques["tensor"] = "megatron-sp" if self.positions else "megatron"
-        return Pins({a: (n,) for a, n in self.mesh.items()}, techniques)
+        mesh = {a: (n,) for a, n in self.mesh.items()}
+        if self.blocks:
+            loops = contradiction({**techniques, "blocks": self.blocks}, mesh) is not None
+            techniques["blocks"] = LOOPED if loops else self.blocks
+        return Pins(mesh, techniques)
+
+    @property
+    def written_out(self) -> bool:
+        """Whether layers are written out and nothing asks for a loop over them."""
+        return self.pins().techniques.get("blocks") == WRITTEN_OUT
+
+    def scanned(self, scan: bool, notes: list[str]) -> Settings:
+        """The same of a program that scans its layers or writes them out; a note says where they
+        are priced in a loop all the same."""
+        new = replace(self, blocks=LOOPED if scan else WRITTEN_OUT)
+        if not scan and not new.written_out:
+            notes.append(
+                "layers that are not scanned are priced in a loop: here recompute, ZeRO-3, stages"
+                " and what is offloaded ask for one"
+            )
+        return new
 
 
 def sharing(copies: int, data: int, devices: int, domain: int, notes: list[str]) -> int:
@@ -237,9 +268,9 @@ class Rounds:
         )
 
 
-def settings_of(strategy: Strategy) -> Rounds:
-    """The settings nearest to a strategy, with what that leaves out. Raises PlanError P192: axes no
-    launcher has a setting for."""
+def settings_of(strategy: Strategy, *, loops: bool) -> Rounds:
+    """The settings nearest to a strategy, with what that leaves out. loops: whether they say how
+    programs run their layers. Raises PlanError P192: axes no launcher has a setting for."""
     degrees, lost = dict.fromkeys(AXES, 1), []
     for name, size in strategy.mesh_shape:
         role = name if name == STAGE else role_named(name)
@@ -283,6 +314,7 @@ def settings_of(strategy: Strategy) -> Rounds:
             precision=precision if strategy.workload["kind"] == "train" else "",
             zero_group=max(0, group),
             exchanges=chosen.exchanges,
+            blocks=chosen.blocks if loops else "",
         ),
         framework=as_framework(str(strategy.workload.get("runtime"))),
     )

@@ -163,6 +163,7 @@ def settings_for(c: Candidate, given: Settings) -> Settings:
         virtual_stages=plan.virtual_stages,
         precision=given.precision,
         exchanges=plan.exchanges,
+        blocks=given.blocks,
     )
 
 

@@ -11,13 +11,20 @@ search's domain (planner.search.domain).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.errors import PlanError
+from planner.errors import PlanError, did_you_mean
 from planner.execution.save_policies import is_named, kept_among
-from planner.execution.techniques import BLOCK_KEEP, BY_NAME, INTERLEAVED, SCHEDULE_WORDS
+from planner.execution.techniques import (
+    BLOCK_KEEP,
+    BY_NAME,
+    INTERLEAVED,
+    LOOPED,
+    SCHEDULE_WORDS,
+    WRITTEN_OUT,
+)
 from planner.machine.mesh_choices import divisors
 from planner.machine.topology import Topology, domain_of
 from planner.pins.pins import Pins
@@ -45,6 +52,7 @@ class LauncherSpace:
     uneven       the first and the last stage may hold fewer layers than the others (`ends`)
     layouts      layers of every stage, and of every chunk of one, may be said one by one
     precisions   recipes that its files say
+    loops        whether its programs loop over their layers unless they are told otherwise
     """
 
     name: str
@@ -62,6 +70,7 @@ class LauncherSpace:
     uneven: bool = False
     layouts: bool = False
     precisions: tuple[str, ...] = ("bf16-mixed", "fp32")
+    loops: bool = False
 
     def zero_with(self, sequence: int, data: int, replicas: int) -> tuple[int, ...]:
         """ZeRO stages on so many context ranks, data ranks, and replicas of the dense weights."""
@@ -112,6 +121,7 @@ SPACES = {
             schedules=("gpipe",),
             whole_rounds=True,
             precisions=("bf16-mixed", "bf16-pure", "fp8", "fp32"),
+            loops=True,
         ),
         LauncherSpace(
             "torchtitan",
@@ -142,12 +152,36 @@ SPACES = {
             "megatron",
             (0, 3),
             precisions=("bf16-mixed", "bf16-pure", "fp32"),
+            loops=True,
         ),
     )
 }
 """Name -> space. Read from Megatron-LM d98e8a6, MaxText e591f30, torchtitan b5bcd76, accelerate
 16cb6eb and marin 165dd09. Stage 2 of ZeRO goes with pipeline stages in torchtitan alone; in
 Megatron it takes the time of stage 1 and is left out."""
+
+
+OTHER_NAMES = {
+    **dict.fromkeys(("accelerate", "transformers", "trainer", "huggingface", "hugging-face"), "hf"),
+    **dict.fromkeys(
+        ("nemo", "bridge", "mcore", "megatron-lm", "megatron-core", "megatron-bridge"), "megatron"
+    ),
+    "titan": "torchtitan",
+    "marin": "levanter",
+}
+"""What people call launchers -> its name here."""
+
+
+def choose_launcher(option: str, value: str, known: Sequence[str]) -> None:
+    """Raise PlanError P018 unless the value of an option is one of these launchers."""
+    if value not in known:
+        meant = OTHER_NAMES.get(value.lower().replace("_", "-"), "")
+        near = f"did you mean {meant!r}?" if meant in known else did_you_mean(value, known, 0.6)
+        raise PlanError(
+            "P018",
+            f"--{option} {value!r}: unknown",
+            help=[h for h in (near, f"one of {', '.join(known)}") if h],
+        )
 
 
 def ends(layers: int, stages: int) -> tuple[int, int] | None:
@@ -172,14 +206,15 @@ def within(space: LauncherSpace, pins: Pins, topology: Topology, workload: str) 
     most = {STAGE: MOST_STAGES, "tensor": min(domain, MOST_TENSOR)}
     if workload != "train":
         most |= {STAGE: 1, "sequence": 1}
-    if pins.techniques.get("offload"):
-        most |= {STAGE: 1}  # what enters blocks is sent without stages
+    if pins.techniques.get("offload") or pins.techniques.get("blocks") == WRITTEN_OUT:
+        most |= {STAGE: 1}  # neither goes with stages
     open_sizes = {a: tuple(d for d in divisors(n) if d <= most.get(a, n)) for a in space.axes}
     held: Mapping[str, Any] = {
         "tensor": space.tensor,
         "copies": BY_NAME["copies"].neutral,
         "bucket": BY_NAME["bucket"].neutral,
         **({} if space.offloads else {"offload": BY_NAME["offload"].neutral}),
+        **({"blocks": LOOPED} if space.loops and workload == "train" else {}),
     }
     return replace(
         pins, mesh={**open_sizes, **pins.mesh}, techniques={**held, **dict(pins.techniques)}

@@ -26,7 +26,7 @@ from planner.graph.findings import Finding
 from planner.machine.topology import Topology, for_devices, from_json
 from planner.machine.topology_file import from_file
 from planner.ops.expert_load import said
-from planner.pins.launcher_space import SPACES, LauncherSpace, within
+from planner.pins.launcher_space import SPACES, LauncherSpace, choose_launcher, within
 from planner.pins.pins import Pins, parse_pins
 from planner.search.options import (
     DEFAULT_HARDWARE,
@@ -112,7 +112,7 @@ def _for_launcher(step: StepOptions) -> tuple[StepOptions, LauncherSpace | None]
     asked for."""
     if not step.launcher:
         return step, None
-    choose("for", step.launcher, tuple(SPACES))
+    choose_launcher("for", step.launcher, tuple(SPACES))
     space = SPACES[step.launcher]
     if step.runtime not in (DEFAULT_RUNTIME, space.runtime):
         raise PlanError(

@@ -28,7 +28,7 @@ from planner.execution.layout_flow import Flow
 from planner.execution.plan import Plan
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import Mesh, Topology, for_devices, from_json
-from planner.pins.launcher_space import SPACES, within
+from planner.pins.launcher_space import SPACES, choose_launcher, within
 from planner.pins.pins import Pins
 from planner.pricing.cost import Cost
 from planner.pricing.plan_price import price_plan
@@ -232,7 +232,7 @@ def recorded_request(strategy: Strategy, topology: Topology, pins: Pins | None =
         strategy.provenance,
     )
     if launcher := str(said.get("launcher", "")):
-        choose("for", launcher, tuple(SPACES))
+        choose_launcher("for", launcher, tuple(SPACES))
         pins = within(SPACES[launcher], pins, topology, workload)
     refuse_pins(pins, topology.device, workload, runtime)
     request = request_of(strategy, topology)

@@ -22,6 +22,7 @@ from planner.interop.launchers import hf, levanter, maxtext, megatron, torchtita
 from planner.interop.price import forms_of, hand_over, read_configuration
 from planner.interop.settings import Facts, Rounds, Settings
 from planner.machine.topology import for_devices
+from planner.pins.launcher_space import SPACES
 from planner.pins.pins import parse_pins
 from planner.pricing.frameworks.selective import DENSE, LATENTS, NORMS, ROUTED, SHARED
 from planner.strategy.diff import compare
@@ -94,19 +95,24 @@ def test_export_then_import_is_the_identity(
     folder, seen = tmp_path_factory.mktemp("settings"), {"same": 0, "rounded": 0}
 
     @settings(max_examples=150, deadline=None)
-    @example((ALONE, 4), STYLES, ())
-    @example((replace(ALONE, length=128), 4), STYLES, ())
+    @example((ALONE, 4), STYLES, (), "looped")
+    @example((replace(ALONE, length=128), 4), STYLES, (), "written-out")
     @given(
         plans(),
         st.dictionaries(st.text(min_size=1), st.sampled_from(sorted(hf.CUTS)), min_size=1).map(
             lambda d: tuple(d.items())
         ),
         st.sampled_from(MODULES),
+        st.sampled_from(("looped", "written-out")),
     )
     def holds(
-        drawn: tuple[Settings, int], styles: tuple[tuple[str, str], ...], modules: tuple[str, ...]
+        drawn: tuple[Settings, int],
+        styles: tuple[tuple[str, str], ...],
+        modules: tuple[str, ...],
+        blocks: str,
     ) -> None:
         s, layers = drawn
+        s = replace(s, blocks=blocks) if SPACES[launcher.NAME].loops else s
         facts = Facts("model", for_devices("h100-sxm", s.devices), layers, modules=modules)
         rounds = Rounds(s)
         try:
@@ -121,6 +127,9 @@ def test_export_then_import_is_the_identity(
         except PlanError as e:  # a form may have no word for what another has
             assert e.code == "P192"
             return
+        if rounds.now.blocks:
+            way = "written-out" if rounds.now.written_out else "looped"
+            rounds.now = replace(rounds.now, blocks=way)
         assert (
             last == rounds.now
             and last.pins() == rounds.now.pins()
@@ -134,6 +143,48 @@ def test_export_then_import_is_the_identity(
 
     holds()
     assert seen["same"] and seen["rounded"]
+
+
+@pytest.mark.parametrize(("to", "key"), [("maxtext", "scan_layers"), ("levanter", "scan_layers")])
+def test_layers_are_scanned_unless_a_file_says_otherwise(to: str, key: str, tmp_path: Path) -> None:
+    """As these launchers do by themselves: plans for them loop, and so do prices of their files."""
+    made = planner.plan(LLAMA, devices=8, batch=8, launcher=to, baselines=False)
+    assert made.techniques.get("blocks", "looped") == "looped"
+    apart = planner.plan(
+        LLAMA, devices=8, batch=8, pins="dp=8,zero=0,blocks=written-out", baselines=False
+    )
+    handed = hand_over(apart, LLAMA, to)
+    assert f"{key}: false" in handed.text.lower() and len(handed.rows) == 2
+    planned, priced = (row.cost for row in handed.rows)
+    assert planned is not None and priced is not None
+    assert priced["step_time_s"] == pytest.approx(planned["step_time_s"])
+    path = tmp_path / "c.yaml"
+    path.write_text(handed.text)
+    assert read_configuration(path, 8).settings.written_out
+    path.write_text(handed.text.lower().replace(f"{key}: false", f"{key}: true"))
+    assert not read_configuration(path, 8).settings.written_out
+    again = hand_over(made, LLAMA, to)
+    path.write_text(again.text.replace("none", "full") + f"{key}: false\n" * (to == "maxtext"))
+    found = read_configuration(path, 8)
+    assert not found.settings.written_out
+    assert (to == "maxtext") == any("priced in a loop" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("called", "name"),
+    [("accelerate", "hf"), ("NeMo", "megatron"), ("Megatron_Bridge", "megatron")],
+)
+def test_other_names_of_launchers_are_known(
+    called: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line in (
+        f"{LLAMA} --devices 8 --for {called}",
+        f"import a.yml --model {LLAMA} --devices 8 --from {called}",
+    ):
+        assert main(line.split()) == 2
+        assert f"did you mean {name!r}?" in capsys.readouterr().err
+    assert main(f"{LLAMA} --devices 8 --for deepspeed".split()) == 2
+    assert "did you mean" not in capsys.readouterr().err
 
 
 def test_pins_hold_every_degree_and_technique() -> None:
@@ -915,7 +966,7 @@ def test_each_network_of_maxtext_may_leave_one_axis_open(tmp_path: Path) -> None
     )
     found = read_configuration(path, 64, domain=8)
     assert not found.notes and found.settings == Settings(
-        64, data=32, tensor=2, zero_stage=3, zero_group=8, recompute="block"
+        64, data=32, tensor=2, zero_stage=3, zero_group=8, recompute="block", blocks="looped"
     )
     assert read_configuration(path, 8).notes == ()
     path.write_text("dcn_data_parallelism: 2\nici_fsdp_parallelism: 8\n")

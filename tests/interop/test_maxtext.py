@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ def test_overrides_go_before_the_file(tmp_path: Path) -> None:
     assert found.settings == Settings(
         32, data=4, tensor=2, zero_stage=3,
         recompute="save:q,k,v,context,out_proj,mlp_gate,mlp_up,mlp_down",
+        blocks="looped",
     )  # fmt: skip
 
 
@@ -46,7 +48,7 @@ def test_a_script_takes_the_defaults_of_base_yml(tmp_path: Path) -> None:
     """fsdp within a slice, data between slices: what is left of each."""
     found = read(tmp_path, "run.sh", SCRIPT, 64, 16)
     assert found.settings == Settings(
-        32, data=16, tensor=4, zero_stage=3, zero_group=16, recompute="block"
+        32, data=16, tensor=4, zero_stage=3, zero_group=16, recompute="block", blocks="looped"
     )
     assert any(n.startswith("base.yml, which the command names, does not lie") for n in found.notes)
     assert "model_name" not in found.unread and "steps" in found.unread
@@ -61,7 +63,9 @@ def test_a_file_beside_the_script_is_what_its_overrides_go_over(tmp_path: Path) 
         "python3 -m maxtext.train configs/mine.yml per_device_batch_size=1 ici_fsdp_parallelism=8\n"
     )
     found = read(tmp_path, "run.sh", text, 8)
-    assert found.settings == Settings(8, data=8, zero_stage=3, recompute="save:q,k,v")
+    assert found.settings == Settings(
+        8, data=8, zero_stage=3, recompute="save:q,k,v", blocks="looped"
+    )
     assert found.notes == () and found.unread == ()
 
 
@@ -120,6 +124,7 @@ def test_sizes_are_held_against_the_model_unless_a_name_sets_them(
 
 def test_overrides_for_a_script(tmp_path: Path) -> None:
     s = Settings(64, data=4, tensor=4, microbatches=2, zero_stage=3, recompute="save:q,mlp_up")
+    s = replace(s, blocks="looped")
     facts = Facts("m", for_devices("h100-sxm", 16), 8)
     rounds = Rounds(s)
     maxtext.round_off(rounds, facts)

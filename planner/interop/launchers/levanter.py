@@ -13,6 +13,7 @@
     per_device_parallelism          rows of a microbatch on each device that has rows of its own,
                                     -1 for all
     gradient_checkpointing          of the model: recompute of every block; on where it is not said
+    scan_layers                     of the model: layers in a loop, or written out
 
 There are no pipeline stages, and no axis of experts. Source: utils/mesh.py (165dd09) and trainer.py
 (00cba33) in lib/levanter/src/levanter of marin-community/marin, 2026; src/levanter/trainer.py of
@@ -83,6 +84,7 @@ def write(s: Settings, facts: Facts) -> str:
         " configuration.",
         "model:",
         f"  gradient_checkpointing: {str(s.recompute == 'block').lower()}",
+        *["  scan_layers: false"] * s.written_out,
         *([f"  seq_len: {s.length}"] if s.length else []),
         "trainer:",
         "  mesh:",
@@ -135,7 +137,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             recompute=_recompute(keys, notes),
             length=keys.whole(0, "train_seq_len", "seq_len", "max_seq_len"),
             precision=precisions.read(NAME, keys, notes),
-        ),
+        ).scanned(keys.flag(True, "scan_layers"), notes),
         notes,
     )
 

@@ -19,6 +19,7 @@
                                                custom: by name, custom with a key for each value
                                                (device, offload, remat);
                                                decoder_layer_input: what enters blocks
+    scan_layers                                layers in a loop, or written out
 
 Keys that a file does not have are base.yml's: ici_fsdp_parallelism and dcn_data_parallelism take
 the devices that are left. Source: src/maxtext/configs/base.yml and layers/decoders.py of
@@ -208,6 +209,7 @@ def write(s: Settings, facts: Facts) -> str:
             f"num_layers_per_pipeline_stage: {facts.layers // s.stage}",
             f"num_pipeline_microbatches: {s.microbatches}",
         ]
+    lines += ["scan_layers: False"] * s.written_out
     lines += [f"{k}: {v}" for k, v in precisions.words(NAME, s.precision).items()]
     lines += [*([f"max_target_length: {s.length}"] if s.length else []), *_remat_lines(s)]
     return "\n".join(lines) + "\n"
@@ -346,8 +348,9 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             length=keys.whole(0, "max_target_length"),
             precision=precisions.read(NAME, keys, notes),
             styles=(),
+            blocks="",
             exchanges=WAITING,
-        ),
+        ).scanned(keys.flag(True, "scan_layers"), notes),
         notes,
     )
 
