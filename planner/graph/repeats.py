@@ -8,7 +8,9 @@ can carry gradients, and every operand is either
     tensor (a mask, a rotary table) made before the run.
 A run (first, p, repeats) is a stretch where nodes first .. first + p * (repeats - 1) - 1 all match.
 Runs are disjoint, longest coverage first. Found from the distances between equal signatures, so the
-cost is linear in nodes times a handful of candidate periods.
+cost is linear in nodes times a handful of candidate periods: those between neighbours, and those
+over several where a layer in four has less in it than the others (no rotary embedding) and nothing
+of its own.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ from planner.graph.value_digest import value_bytes
 MIN_REPEATS = 2
 MIN_SAVED = 6  # nodes; folding less is not worth a function of its own
 MAX_PERIODS = 12
+FARTHEST, WIDE_PERIODS = 8, 4
+"""Layers of a period at most that nothing in them marks, and such periods that are tried: guesses
+(published ones have four layers)."""
 FEW = 3
 NONE = -1
 
@@ -152,12 +157,8 @@ class _Match:
 def find_runs(graph: Graph) -> tuple[tuple[int, int, int], ...]:
     """Disjoint runs as (first node, period, repeats), in node order."""
     wiring = _Wiring.of(graph)
-    order = np.argsort(wiring.kind, kind="stable")
-    gaps = np.diff(order)[np.diff(wiring.kind[order]) == 0]
-    times = zip(*(x.tolist() for x in np.unique(gaps, return_counts=True)), strict=True)
-    candidates = [p for p, _ in sorted(times, key=lambda g: (-g[0] * g[1], g[0]))[:MAX_PERIODS]]
     found: list[tuple[int, int, int, int]] = []
-    for p in candidates:
+    for p in _periods(wiring.kind):
         match = wiring.match(p)
         bounds = np.flatnonzero(np.diff(match.fits, prepend=False, append=False)).tolist()
         for start, end in (
@@ -177,6 +178,24 @@ def find_runs(graph: Graph) -> tuple[tuple[int, int, int], ...]:
         if all(start + p * repeats <= a or start >= a + q * r for a, q, r in runs):
             runs.append((start, p, repeats))
     return tuple(sorted(run for run in runs if not _leads_in(run, runs)))
+
+
+def _periods(kind: np.ndarray) -> list[int]:
+    """Periods that are tried: the distances between neighbours of a kind that most nodes lie
+    between, and the most frequent of those over several neighbours."""
+    order = np.argsort(kind, kind="stable")
+    sorted_kind = kind[order]
+
+    def frequent(apart: Iterable[int]) -> list[tuple[int, int]]:
+        """Distances between nodes of a kind with so many steps from one to the other, and how often
+        they occur."""
+        each = [(order[k:] - order[:-k])[sorted_kind[k:] == sorted_kind[:-k]] for k in apart]
+        values, times = np.unique(np.concatenate(each), return_counts=True)
+        return list(zip(values.tolist(), times.tolist(), strict=True))
+
+    near = sorted(frequent((1,)), key=lambda g: (-g[0] * g[1], g[0]))[:MAX_PERIODS]
+    wide = sorted(frequent(range(2, FARTHEST + 1)), key=lambda g: (-g[1], g[0]))[:WIDE_PERIODS]
+    return list(dict.fromkeys(p for p, _ in (*near, *wide)))
 
 
 def _leads_in(run: tuple[int, int, int], runs: Sequence[tuple[int, int, int]]) -> bool:

@@ -59,6 +59,17 @@ def test_plain_layers_fold():
     assert classes(net.graph(), ((1, 4, 5),))[-4:] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("every", [2, 3, 4])
+def test_layers_of_which_some_have_less_in_them_are_one_period(every: int):
+    """As those of which one in four has no rotary embedding: nothing occurs there alone."""
+    net = Net()
+    x = net.add("MatMul", "x", net.weight())
+    for k in range(4 * every):
+        x = net.layer(x if k % every == every - 1 else net.add("Relu", x))
+    ((_, period, repeats),) = find_runs(net.graph())
+    assert (period, repeats) == (5 * every - 1, 4)
+
+
 def test_layer_that_reads_data_is_not_one_that_reads_activations():
     # Its first product has no gradient of an operand to compute: pricing all repeats by it would
     # forget a third of their work.
