@@ -22,6 +22,7 @@ from planner.execution.techniques import (
     SCHEDULES,
     TECHNIQUES,
     WEIGHTS,
+    WRITTEN_OUT,
     ZB_H1,
 )
 from planner.execution.uneven_pipeline import MOST_CHUNKS
@@ -363,6 +364,7 @@ class SearchDomain:
         if (
             not most
             or pins.axes
+            or self.request.blocks is not None  # stages loop: the search of both ways has them
             or sent
             or self.request.partitioned
             or self.request.copies > 1
@@ -496,6 +498,8 @@ class SearchDomain:
         if pinned is not None:
             return (int(pinned),)
         stages: tuple[int, ...] = BY_NAME["zero_stage"].choices
+        if self.request.blocks == WRITTEN_OUT:  # what stage 3 gathers it gathers in loops
+            stages = tuple(z for z in stages if z < 3)
         if launcher is not None and self.training and self.request.topology.devices > 1:
             return launcher.zero_stages
         return stages if self.training and self.request.topology.devices > 1 else stages[:1]
@@ -513,7 +517,7 @@ class SearchDomain:
         again. Raises PlanError P023 where blocks have no value of a pinned name."""
         if mesh.stages > 1 and base.dealt is None:
             return ("block",)
-        if not self.training or not base.loops:
+        if not self.training or not base.loops or self.request.blocks == WRITTEN_OUT:
             return ("none",)
         pinned = self.request.pins.techniques.get("recompute")
         if pinned is None and (
@@ -541,6 +545,7 @@ class SearchDomain:
             BLOCK in self.recomputes(base, mesh)
             and len(self.recomputes(base, mesh)) > 1
             and self.request.runtime.kernels is None
+            and self.request.blocks is None  # such plans loop: the search of both ways has them
             and (self.request.launcher is None or bool(self.request.launcher.names))
         )
 

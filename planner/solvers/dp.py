@@ -6,7 +6,7 @@
 2. Otherwise price the rows (`lagrange`): the best bound L(p), and feasible choices met on the way.
    Options whose least cost under these prices is above the best known one are left out, and the
    prices found again.
-3. Close what is left of the gap by growing some labels with Pareto dominance (`labels`).
+3. Close what is left of the gap by growing a few labels with Pareto dominance (`labels`).
 4. Else by branch and bound on memory (`branch`): exact, or a smaller proven gap when the work runs
    out.
 Where some table would be too large, the problem is reduced (`reduce`), and options that no better
@@ -37,7 +37,9 @@ from planner.solvers.problem import Budget, Problem, Solution, evaluate
 from planner.solvers.reduce.reductions import reduce
 
 DEFAULT_WORK = 6e9
-CAPS = (500, 20_000)
+CAPS = (500,)
+"""Labels grown before branching, one number after the other. More of them close gaps that prices
+and a few options of much memory leave (experts' weights) slower than halves of those options do."""
 ROOM, LARGE = 2e7, 1e5
 """Sums of elimination tables (in entries): the largest of what `narrow` leaves, and the least where
 looking for options to leave out pays."""
