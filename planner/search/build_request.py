@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from costmodels.capacity import capacity, preallocation
+from costmodels.capacity import Capacity, capacity, preallocation
 from costmodels.hardware.units import show_bytes
 from costmodels.optimizers import OPTIMIZERS
 from costmodels.precision import Recipe, load_recipe, recipe_names
@@ -99,11 +99,30 @@ def build_request(machine: MachineOptions, step: StepOptions, search: SearchOpti
         ),
         incremental=search.incremental,
     )
+    _refuse_no_memory(machine, request.capacity)
     if not machine.calibrate_with:
         return request
     from planner.search.anchor import anchored, read_anchor
 
     return anchored(request, read_anchor(machine.calibrate_with))
+
+
+def _refuse_no_memory(machine: MachineOptions, room: Capacity) -> None:
+    """Raises PlanError P003 where the options leave a plan no memory at all."""
+    limit = machine.memory_limit_bytes
+    if limit is not None and limit < 1:
+        raise PlanError(
+            "P003",
+            f"--memory-limit {limit} B leaves a plan no memory",
+            help=[f"of {show_bytes(max(0, room.usable))} usable, or without it"],
+        )
+    if room.usable < 1:
+        raise PlanError(
+            "P003",
+            f"--memory-reserve {show_bytes(room.reserve)} leaves a plan no memory: a device has"
+            f" {show_bytes(room.usable + room.reserve)} without it",
+            help=["a smaller --memory-reserve"],
+        )
 
 
 def _for_launcher(step: StepOptions) -> tuple[StepOptions, LauncherSpace | None]:

@@ -13,7 +13,8 @@ LISTS = ("LIST", "NAME,...")
 
 
 class _Once(argparse._StoreAction):
-    """An option that holds one value: a second one that differs is a mistake, not a correction."""
+    """An option that holds one value: a second one that differs is a mistake, not a correction, and
+    so is an empty one, such as a variable of a script that was never set."""
 
     def __call__(
         self,
@@ -23,6 +24,12 @@ class _Once(argparse._StoreAction):
         option_string: str | None = None,
     ) -> None:
         """Take the value."""
+        if self.option_strings and values == "":
+            raise PlanError(
+                "P003",
+                f"{option_string} is empty",
+                help=[f"{option_string} {self.metavar or 'VALUE'}, or leave it out"],
+            )
         given = parser.given if isinstance(parser, Parser) else {}
         if self.option_strings and given.setdefault(self.dest, values) != values:
             raise PlanError(

@@ -59,6 +59,9 @@ def test_the_command_makes_the_same_plan(options: str) -> None:
     ("line", "says"),
     [
         ("{} --devices 8 --devices 16", "--devices is given twice, 8 and 16"),
+        ("{} --devices 8 --hardware=", "--hardware is empty"),
+        ("{} --devices 8 --memory-limit 0GiB", "--memory-limit 0 B leaves a plan no memory"),
+        ("{} --devices 8 --memory-reserve 90GiB", "--memory-reserve 90.0 GiB leaves a plan no"),
         ("{} --batch=8 --devices 8 --batch 16", "--batch is given twice, 8 and 16"),
         ("{} --devices 8 --dim seq=8 --dim seq=16", "--dim seq is given twice, 8 and 16"),
         ("{} --devices 8 --shape a=1,2 --shape a=1,3", "--shape a is given twice"),
@@ -73,7 +76,9 @@ def test_the_command_makes_the_same_plan(options: str) -> None:
         ),
     ],
 )
-def test_an_option_says_one_thing(line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_say_two_things_or_nothing_are_refused(
+    line: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(line.format(TINY).split()) == 2
     assert says in capsys.readouterr().err and not list(Path().iterdir())
 
