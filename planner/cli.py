@@ -328,7 +328,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except PlanError as e:
             return _failed(e)
         except KeyboardInterrupt as e:  # its text: what is left, where a verb says so
-            print(f"\ninterrupted: {e or 'nothing was written'}", file=sys.stderr)
+            print(f"\ninterrupted: {str(e) or 'nothing was written'}", file=sys.stderr)
             return INTERRUPTED
         except (
             OSError

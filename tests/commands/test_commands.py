@@ -137,3 +137,18 @@ def test_what_follows_a_plan_parses() -> None:
             assert parser(verb).read(rest).strategy == "a plan.json"
             found.append(verb)
         assert found == verbs
+
+
+def test_what_is_left_of_an_interrupted_command_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import planner.commands.hardware as verb
+
+    for left, said in (((), "nothing was written"), (("two rows",), "two rows")):
+
+        def interrupted(args: Any, left: tuple[str, ...] = left) -> int:
+            raise KeyboardInterrupt(*left)
+
+        monkeypatch.setattr(verb, "hardware", interrupted)
+        assert main(["hardware"]) == 130
+        assert capsys.readouterr().err == f"\ninterrupted: {said}\n"

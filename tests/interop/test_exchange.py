@@ -675,7 +675,7 @@ def test_degrees_within_and_between_domains() -> None:
         (
             torchtitan,
             "[training]\nlocal_batch_size = 4\n[activation_checkpoint]\nmode = 'selective'\n",
-            "selective recompute (2) is priced as none",
+            "selective recompute, option 2, is priced as none",
         ),
         (
             maxtext,

@@ -384,5 +384,6 @@ def _recompute(keys: Keys, notes: list[str]) -> str:
     if word == "selective" and option == "op":
         return BLOCK_KEEP
     if word != "none":
-        notes.append(f"{word.replace('_', ' ')} recompute ({option}) is priced as none")
+        which = f", option {option}," if word == "selective" else ""
+        notes.append(f"{word.replace('_', ' ')} recompute{which} is priced as none")
     return "none"
