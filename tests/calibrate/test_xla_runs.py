@@ -46,7 +46,9 @@ def prepared(rows: list[dict[str, Any]]) -> list[Prepared]:
     return found
 
 
-@pytest.mark.parametrize("name", MOST)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "gpu large")) for n in MOST]
+)
 def test_the_default_profile_prices_runs_of_large_models(
     prepared: list[Prepared], name: str
 ) -> None:

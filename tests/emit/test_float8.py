@@ -111,6 +111,7 @@ def test_a_sharded_step_is_that_of_one_device_but_for_scales() -> None:
     assert apart.within(TOLERANCES["fp8"]), apart
 
 
+@pytest.mark.slow
 def test_nothing_is_sent_for_scales() -> None:
     """The compiled step of bfloat16 operands has the collectives of one without float8."""
     from planner.verify.ahead import compiled_traffic

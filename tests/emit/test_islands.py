@@ -113,6 +113,7 @@ def test_jit_programs_are_refused() -> None:
         emit(graph, plan, workload="train", backend="jit")
 
 
+@pytest.mark.slow
 def test_a_planned_cluster_is_written_and_holds_its_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

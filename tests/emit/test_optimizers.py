@@ -38,7 +38,7 @@ def whole(arrays: Any) -> dict[str, np.ndarray]:
         pytest.param("shard_map", "dp=4,tp=2,zero=2,micro=2", marks=pytest.mark.slow),
         ("shard_map", "dp=8,zero=3,micro=1"),
         pytest.param("shard_map", "pp=2,dp=4,zero=1,micro=4", marks=pytest.mark.slow),
-        ("jit", "dp=4,tp=2,zero=1,micro=1"),
+        pytest.param("jit", "dp=4,tp=2,zero=1,micro=1", marks=pytest.mark.slow),
     ],
 )
 def test_steps_of_lion_are_those_of_optax(backend: Any, pins: str) -> None:

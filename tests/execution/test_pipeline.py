@@ -123,9 +123,10 @@ def test_chunks_wait_in_a_ring_of_the_size_that_is_priced(
         pytest.param(
             "zoo:gpt-tiny,layers=4", "pp=2,tp=2,micro=4,schedule=1f1b", marks=pytest.mark.slow
         ),
-        (
+        pytest.param(
             "zoo:gpt-tiny,layers=5",
             "pp=4,dp=2,micro=8,zero=1,recompute=block",
+            marks=pytest.mark.slow,
         ),  # stages of uneven length
         pytest.param(
             "zoo:gpt-tiny,layers=4",
@@ -146,9 +147,8 @@ def test_chunks_wait_in_a_ring_of_the_size_that_is_priced(
             "pp=2,tp=2,dp=2,micro=4,virtual=2,zero=2",
             marks=pytest.mark.slow,
         ),  # chunks with tensor parallelism
-        (
-            "zoo:llama-tiny,layers=4",
-            "pp=4,tp=2,micro=4,schedule=gpipe",
+        pytest.param(
+            "zoo:llama-tiny,layers=4", "pp=4,tp=2,micro=4,schedule=gpipe", marks=pytest.mark.slow
         ),  # collectives after the blocks, run again in the backward pass
         (
             "zoo:llama-tiny,layers=5",
@@ -298,6 +298,7 @@ def test_a_pipeline_is_priced_as_what_its_stages_run() -> None:
     assert a.bubble_time_s == 0
 
 
+@pytest.mark.slow
 def test_the_search_takes_stages_where_links_are_slow_and_the_model_large() -> None:
     """Links between nodes at half their rate: at the whole, what ZeRO-3 gathers hides under the
     products of the block before."""
@@ -408,6 +409,7 @@ def test_pins_of_schedules_that_contradict_are_a_pair() -> None:
         assert e.value.code == "P024" and "schedule" in str(e.value) and "virtual" in str(e.value)
 
 
+@pytest.mark.slow
 def test_chunks_take_bubble_and_ring_down_and_messages_up() -> None:
     """At equal microbatches, in the price and in the compiled program."""
     found = {}

@@ -168,6 +168,7 @@ def test_programs_run_again_what_is_predicted(
     assert not truth(graph, plan, unroll=unroll).differences()
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_not_made_again() -> None:
     """Of Megatron's block FLOPs fall by those of the products saved; nothing falls by a name that
     no gradient reads."""

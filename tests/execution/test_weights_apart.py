@@ -37,7 +37,9 @@ def as_1f1b(strategy: planner.Strategy) -> planner.Strategy:
     ("source", "pins"),
     [
         (GPT, "pp=2,tp=2,dp=2,micro=4,zero=1"),
-        (DEEP, "pp=4,dp=2,micro=8,zero=0,recompute=block"),  # stages of uneven length
+        pytest.param(
+            DEEP, "pp=4,dp=2,micro=8,zero=0,recompute=block", marks=pytest.mark.slow
+        ),  # stages of uneven length
         pytest.param(LLAMA, "pp=4,tp=2,micro=4,zero=0", marks=pytest.mark.slow),
         (LLAMA, "pp=4,dp=2,micro=2,zero=1"),  # fewer microbatches than stages
     ],

@@ -287,6 +287,7 @@ def test_dualpipe_holds_two_stages_and_one_microbatch_more() -> None:
     assert isclose(left.activations / plain.activations, 1 - again / saved, rel_tol=1e-6)
 
 
+@pytest.mark.slow
 def test_deepseeks_own_layout_takes_about_what_was_published() -> None:
     """PP16 x EP64 under DualPipe in fp8: 180 thousand H800 hours a trillion tokens, 19.9 s a step
     of 15,360 sequences on 2,048 devices (DeepSeek-V3, 2.1 and 3.1). No constant was fitted to it; what is counted of exchanges and of

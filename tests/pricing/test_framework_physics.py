@@ -47,7 +47,9 @@ def judged() -> list[Prepared]:
     return prepare_all([*few, *[r for r in some if r not in few][::2]])[0]
 
 
-@pytest.mark.parametrize("source", MOST)
+@pytest.mark.parametrize(
+    "source", [pytest.param(s, marks=[pytest.mark.slow] * (s == "mosaicml")) for s in MOST]
+)
 def test_runs_that_nothing_was_fitted_to_are_priced_as_well_as_they_were(
     judged: list[Prepared], source: str
 ) -> None:

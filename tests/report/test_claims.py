@@ -113,6 +113,7 @@ def hunt(seed: int, draws: int) -> tuple[int, int]:
     return compared, held
 
 
+@pytest.mark.slow
 def test_no_plan_of_narrower_pins_is_below_a_bound_that_covers_it() -> None:
     compared, held = hunt(seed=26, draws=20)
     assert compared >= 8 and held >= 3, (compared, held)

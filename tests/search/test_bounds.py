@@ -209,7 +209,9 @@ PINS: list[str] = [
         pytest.param(
             "zoo:resnet18", {"devices": 4, "hardware": "tpu-v5e"}, 64, marks=pytest.mark.slow
         ),
-        ("zoo:mixtral-tiny", {"devices": 8, "hardware": "tpu-v4"}, 16),
+        pytest.param(
+            "zoo:mixtral-tiny", {"devices": 8, "hardware": "tpu-v4"}, 16, marks=pytest.mark.slow
+        ),
         ("zoo:mlp-tiny", {"devices": 4, "hardware": "cpu"}, 16),
     ],
 )
@@ -251,6 +253,7 @@ def tight_search(pins: str = "", layers: int = 8, **options: Any) -> Search:
     return Search(Model.open(source, workload, options["devices"]), request)
 
 
+@pytest.mark.slow
 def test_a_leafs_own_space_proves_more_of_plans_that_keep_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -295,7 +298,12 @@ def test_a_leafs_own_space_proves_more_of_plans_that_keep_results(
 
 
 @pytest.mark.parametrize(
-    "pins", ["recompute=none", "recompute=block", pytest.param("", marks=pytest.mark.slow)]
+    "pins",
+    [
+        pytest.param("recompute=none", marks=pytest.mark.slow),
+        "recompute=block",
+        pytest.param("", marks=pytest.mark.slow),
+    ],
 )
 def test_a_bound_under_the_memory_limit_is_worked_out_once(
     pins: str, monkeypatch: pytest.MonkeyPatch
@@ -320,6 +328,7 @@ def test_a_bound_under_the_memory_limit_is_worked_out_once(
     assert len(asked) == len(set(asked)) > 10
 
 
+@pytest.mark.slow
 def test_bounds_of_leaves_that_were_given_up_are_raised_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

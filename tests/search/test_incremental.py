@@ -181,6 +181,7 @@ def test_no_split_of_what_was_solved_anew_would_be_better(tmp_path: Path) -> Non
     assert head and all(row["runner_up"]["extra_s"] >= -1e-12 for row in head)
 
 
+@pytest.mark.slow
 def test_where_it_is_not_good_enough_all_is_searched(tmp_path: Path) -> None:
     before = plan(HEAVY, tmp_path)
     least = int(before.costs["memory_per_device_bytes"])

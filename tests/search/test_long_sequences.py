@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import planner
 from planner.machine.mesh_choices import for_long_sequences
 from planner.machine.topology import for_devices
@@ -24,6 +26,7 @@ def test_meshes_cut_the_batch_as_widely_as_it_has_rows() -> None:
     assert for_long_sequences(for_devices("h100-sxm", 1), 1, 8) == ()
 
 
+@pytest.mark.slow
 def test_a_ring_beside_heads_is_found_where_memory_binds() -> None:
     """Half a million tokens leave no room for plans of two axes without stages, which such meshes
     were otherwise looked for around."""

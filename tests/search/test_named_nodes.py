@@ -33,7 +33,9 @@ def planned(source: str, pins: str | None, options: dict[str, Any]) -> Any:
     return planner.plan(source, hardware="h100-sxm", pins=pins, baselines=False, **options)
 
 
-@pytest.mark.parametrize(("source", "options"), TIGHT)
+@pytest.mark.parametrize(
+    ("source", "options"), [TIGHT[0], pytest.param(*TIGHT[1], marks=pytest.mark.slow)]
+)
 def test_the_plan_is_never_dearer_and_its_bound_holds(source: str, options: dict[str, Any]) -> None:
     free = planned(source, LOOPED, options)
     assert is_named(free.chosen.recompute)
@@ -82,6 +84,7 @@ def test_bounds_are_below_every_policy(source: str, batch: int, offloads: bool) 
             assert settled.bound_s <= found.bound / PICO * (1 + 1e-6) or found.status != "optimal"
 
 
+@pytest.mark.slow
 def test_values_are_offloaded_where_that_is_faster() -> None:
     """Of 65,536 positions a context is sent over a fast link in less time than it is made again;
     not where offload is pinned, nor where the host's memory is the device's."""

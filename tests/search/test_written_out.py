@@ -22,7 +22,7 @@ def step(pins: str | None = None, source: str = GPT, **options: Any) -> planner.
     ("source", "options"),
     [
         (GPT, {}),
-        ("zoo:resnet50", {}),
+        pytest.param("zoo:resnet50", {}, marks=pytest.mark.slow),
         ("zoo:llama3-8b,layers=8", {"memory_limit_bytes": 24 * 2**30}),
         pytest.param(
             "zoo:llama3-8b,layers=8", {"memory_limit_bytes": 14 * 2**30}, marks=pytest.mark.slow

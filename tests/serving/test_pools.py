@@ -121,6 +121,7 @@ def apart() -> Serving:
     return made
 
 
+@pytest.mark.slow
 def test_pools_are_chosen_where_they_are_better_and_say_what_they_are(
     apart: Serving, tmp_path: Path
 ) -> None:
