@@ -105,17 +105,9 @@ class SearchDomain:
         """Meshes of one and two axes, with and without stages, or those that pins and mode leave;
         of pins of a schedule those with stages. Raises PlanError P015, P022, P024."""
         request = self.request
-        found, techniques = self._dividing(self._grouped()), request.pins.techniques
+        found, asked = self._dividing(self._grouped()), request.staged_pin
         if request.partitioned:  # of a list of pinned stages
             found = tuple(m for m in found if m.stages == 1)
-        asked = next(
-            (
-                f"{t.name} = {techniques[t.name]!r}"
-                for t in TECHNIQUES
-                if t.staged and t.among(techniques) != t.neutral
-            ),
-            "",
-        )
         if asked and not any(m.stages > 1 for m in found):
             other = (
                 f"a mesh of {', '.join(self.request.pins.mesh)}"

@@ -21,7 +21,13 @@ from costmodels.runtimes import Runtime
 from planner.analysis.facts import GraphFacts
 from planner.cache.folder import Cache
 from planner.execution.plan import Plan
-from planner.execution.techniques import BY_NAME, WRITTEN_OUT, contradiction, recompute_rank
+from planner.execution.techniques import (
+    BY_NAME,
+    TECHNIQUES,
+    WRITTEN_OUT,
+    contradiction,
+    recompute_rank,
+)
 from planner.graph.findings import Finding
 from planner.machine.topology import Mesh, Topology
 from planner.pins.launcher_space import LauncherSpace
@@ -88,6 +94,20 @@ class Request:
         """How all plans of the search run their blocks; None where that is open."""
         pinned: str | None = self.pins.techniques.get("blocks")
         return pinned or self.blocks
+
+    @property
+    def staged_pin(self) -> str:
+        """The first pinned technique that only plans with pipeline stages have, as it is typed; ""
+        where there is none."""
+        techniques = self.pins.techniques
+        return next(
+            (
+                f"{t.name} = {techniques[t.name]!r}"
+                for t in TECHNIQUES
+                if t.staged and t.among(techniques) != t.neutral
+            ),
+            "",
+        )
 
     @property
     def written_out_up_to(self) -> int:

@@ -387,7 +387,8 @@ class Search(Solving):
         of loops, and patience ends among choices that are neither."""
         request = self.request
         found: tuple[Search, Reached] | None = None
-        if request.objective != "step" or request.only_blocks is not None:
+        one_way = request.only_blocks is not None or bool(request.staged_pin)  # stages are loops
+        if request.objective != "step" or one_way:
             return None
         for way in (WRITTEN_OUT, LOOPED):
             best, base = reached.best, self.base(1)
