@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from planner.commands import files
@@ -219,7 +220,10 @@ def _whole(args: argparse.Namespace, option: str) -> None:
 
 def _minimal_pins(args: argparse.Namespace, strategy: Strategy) -> int:
     """The fewest annotations that propagation makes the plan of, as a file for --pin."""
+    from shlex import quote
+
     from planner.machine.topology import Mesh
+    from planner.report.commands import options_of
     from planner.support.text import hang
     from planner.whatif.fewest_annotations import fewest, pins_file
 
@@ -234,7 +238,8 @@ def _minimal_pins(args: argparse.Namespace, strategy: Strategy) -> int:
         f" propagation makes the others ({len(base.graph.nodes):,} nodes)"
     )
     console.say("\n".join(hang("", said, console.width())))
-    console.say(
-        f"next: plan {strategy.provenance.get('source', 'MODEL')} --mode propagate --pin FILE.toml"
-    )
+    source = quote(str(strategy.provenance.get("source", "MODEL")))
+    by_hand = replace(strategy, provenance={**strategy.provenance, "mode": "propagate"})
+    typed = f"next: plan {source} {' '.join(options_of(by_hand))} --pin FILE.toml"
+    console.say("\n".join(hang("", typed, console.width())))
     return 0

@@ -339,7 +339,7 @@ def _table(serving: Serving, width: int, style: Style) -> list[str]:
             rate_words(row["most_per_s"]) if arrive else f"{row['tokens_per_s_per_device']:,.0f}",
             show_bytes(row["memory_bytes"]),
         ]
-        mark = "on the front" if row["front"] else ""
+        mark = "front" if row["front"] else ""
         rows.append(
             [
                 style.bold("this plan") if row["chosen"] else short(row["label"], LONGEST),
@@ -352,7 +352,5 @@ def _table(serving: Serving, width: int, style: Style) -> list[str]:
         "front: no other is better in one of ttft, tpot and tokens/s/device and as good in the rest"
     )
     most = "requests/s: what a plan serves at most"
-    return [
-        *table(rows, (1, 2, 3, 4, 5)),
-        style.dim(f"{most if arrive else front}; tp=N: tensor parallelism alone"),
-    ]
+    note = f"{most if arrive else front}; tp=N: tensor parallelism alone"
+    return [*table(rows, (1, 2, 3, 4, 5)), *(style.dim(line) for line in hang("", note, width))]

@@ -195,7 +195,8 @@ def tolerances(text: str) -> dict[str, float]:
         except ValueError:
             share = -1.0
         if name.strip() not in out or not 0 <= share < 1000:
-            suggestion = did_you_mean(name.strip(), list(out))
+            known = name.strip() in out
+            suggestion = "" if known else did_you_mean(name.strip(), list(out))
             raise PlanError(
                 "P064",
                 f"--tolerance {part!r} is not a figure and a share",
