@@ -5,9 +5,43 @@ Bad input never shows a traceback: the command line prints `str(error)` and exit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 USAGE, NO_PLAN = 2, 3
+_EXPORT = "export the model again (docs/exporting.md has what is known to work)"
+_SAVE = "save the model again, with its data beside it"
+_KEYS = "docs/exchange.md says which keys are read"
+NEXT_STEPS: Mapping[str, str] = {
+    "P011": "--devices N, a whole number",
+    "P012": "plan hardware NAME says in which numbers it comes",
+    "P013": "docs/hardware.md shows a whole file",
+    "P020": "docs/modes.md shows pins, as a list and as a file",
+    "P035": "a batch that divides into them",
+    "P036": "`plan ops FILE --parameters` lists the parameters",
+    "P038": "docs/training.md says what a loss may be",
+    "P054": "another path, or plan again: plan MODEL --devices N -o FILE",
+    "P056": "room on the disk, or another folder",
+    "P057": "undo the last edit of it, or plan again",
+    "P065": "docs/continuous-integration.md shows a budget",
+    "P101": "a file that you may read",
+    **dict.fromkeys(("P102", "P110", "P111", "P112", "P113", "P114", "P115", "P116"), _EXPORT),
+    **dict.fromkeys(("P120", "P121", "P122"), "export the model without nested functions"),
+    "P130": "export the model without it",
+    **dict.fromkeys(("P131", "P132", "P134"), _SAVE),
+    "P133": "a smaller --batch, --dim or --shape, or " + _EXPORT,
+    "P135": "put the data into a file beside the model",
+    "P136": "store it dense",
+    "P140": "--dim NAME=VALUE for each name that it holds",
+    "P141": "an input of the model",
+    "P142": "give each of them once, with one value",
+    "P143": "export the model without it",
+    "P145": "--batch N, or a multiple of that length",
+    "P190": _KEYS,
+    "P191": f"another value, or --devices as many as it runs on; {_KEYS}",
+    "P193": "plan annotate MODEL.plan.json --model MODEL writes annotations that are read",
+    "P212": "a checkpoint of a wider type, or values of a run that did not diverge",
+}
+"""Code -> the next step of errors that say none of their own."""
 
 
 class PlanError(Exception):
@@ -17,7 +51,8 @@ class PlanError(Exception):
         code: "P001"-style, stable across releases; listed in docs/errors.md.
         what: one sentence that names the thing and its values.
         detail: where (file, node, tensor) and the values, a line each.
-        help: next steps, a line each; only options that exist.
+        help: next steps, a line each; only options that exist. None: that of the code
+            (NEXT_STEPS).
         exit_code: 2 for usage and bad input, 3 when no plan fits.
     """
 
@@ -34,7 +69,7 @@ class PlanError(Exception):
             code,
             what,
             tuple(detail),
-            tuple(help),
+            tuple(help) or ((NEXT_STEPS[code],) if code in NEXT_STEPS else ()),
             exit_code,
         )
         lines = [

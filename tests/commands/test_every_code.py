@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from planner.cli import main
-from planner.errors import PlanError
+from planner.errors import NEXT_STEPS, PlanError
 from planner.execution.layout_flow import derive
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph, Node, Tensor
@@ -202,3 +202,27 @@ def _strings(path: Path) -> list[str]:
         for n in nodes
         if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in told
     ]
+
+
+WITHOUT_A_FILE = ("verify", "onnx_backend", "calibrate", "launch", "solvers", "serving")
+"""Rooms whose errors are of a host, of a caller or of a measurement."""
+
+
+def test_every_error_about_what_was_given_has_a_next_step() -> None:
+    """Its own, or that of its code."""
+    raised: set[str] = set()
+    for path in (ROOT / "planner").rglob("*.py"):
+        if path.relative_to(ROOT / "planner").parts[0] in WITHOUT_A_FILE:
+            continue
+        for call in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Name)
+                and call.func.id == "PlanError"
+                and not any(k.arg == "help" for k in call.keywords)
+            ):
+                assert isinstance(call.args[0], ast.Constant), f"{path}:{call.lineno}"
+                raised.add(call.args[0].value)
+    assert raised == set(NEXT_STEPS), "say what to do, or keep NEXT_STEPS to those that do not"
+    assert PlanError("P111", "x").help == (NEXT_STEPS["P111"],)
+    assert PlanError("P111", "x", help=["y"]).help == ("y",)
