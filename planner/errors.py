@@ -86,18 +86,19 @@ SHORTEST = 3
 """Letters from which a word counts as the start of a longer name."""
 
 
-def closest(name: str, known: Sequence[str], cutoff: float = 0.5) -> str:
+def closest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str:
     """The first name that goes on from what was typed, else the closest, '' when nothing is close
-    (cutoff: how close, of 1)."""
+    (cutoff: how close, of 1; of names of two letters one is enough)."""
     import difflib
 
+    cutoff = cutoff if len(name) >= SHORTEST else min(cutoff, 0.5)
     close = [
         k for k in known if len(name) >= SHORTEST and k.startswith(name)
     ] or difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return close[0] if close else ""
 
 
-def did_you_mean(name: str, known: Sequence[str], cutoff: float = 0.5) -> str:
+def did_you_mean(name: str, known: Sequence[str], cutoff: float = 0.6) -> str:
     """The closest name as a suggestion such as `did you mean 'h100-sxm'?`, or '' when nothing is
     close."""
     near = closest(name, known, cutoff)

@@ -176,7 +176,7 @@ def choose_launcher(option: str, value: str, known: Sequence[str]) -> None:
     """Raise PlanError P018 unless the value of an option is one of these launchers."""
     if value not in known:
         meant = OTHER_NAMES.get(value.lower().replace("_", "-"), "")
-        near = f"did you mean {meant!r}?" if meant in known else did_you_mean(value, known, 0.6)
+        near = f"did you mean {meant!r}?" if meant in known else did_you_mean(value, known)
         raise PlanError(
             "P018",
             f"--{option} {value!r}: unknown",

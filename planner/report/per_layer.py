@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from costmodels.hardware.units import show_bytes, show_time
+from planner.execution.techniques import LOOPED
 from planner.report.summary import machine, title
 from planner.strategy.strategy import Strategy
 from planner.support.text import Style, hang, labelled, percent
@@ -25,10 +26,9 @@ def per_layer_text(s: Strategy, p: PerLayer, width: int = 100, colour: bool = Fa
         f"{title(s)} on {machine(s)}: {show_time(s.costs['step_time_s'])} a step,"
         f" {show_bytes(s.costs['memory_per_device_bytes'])} a device"
     )
-    shared = [
-        f"{p.shared_decisions:,} decisions, as one loop over the blocks needs them",
-        show_time(p.shared_s),
-    ]
+    loops = s.techniques.get("blocks", LOOPED) == LOOPED
+    why = "as one loop over the blocks needs them" if loops else "one for all repeats of a block"
+    shared = [f"{p.shared_decisions:,} decisions, {why}", show_time(p.shared_s)]
     layered = [f"{p.layer_decisions:,} decisions"]
     if p.saved > SAME:
         layered.append(f"{show_time(p.per_layer_s)} was found, {percent(p.saved)} less")

@@ -19,7 +19,9 @@ def matching(graph: Graph, glob: str, option: str) -> set[str]:
     if not found:
         parts = dict.fromkeys(part for label in names.values() for part in label.split("."))
         near = did_you_mean(glob, [*names.values(), *names]) or did_you_mean(
-            glob.strip("*."), list(parts)
+            glob.strip("*."),
+            list(parts),
+            0.5,  # people shorten names of layers
         )
         raise PlanError(
             "P036",

@@ -352,3 +352,17 @@ def test_devices_that_people_have_ship(name: str, device: str) -> None:
         planner.plan(TINY, devices=8, hardware=name, batch=8, baselines=False).topology["device"]
         == device
     )
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["zoo:llama-tiny", "--devices", "2", "--for", "deepspeed"],
+        ["zoo:llama-tiny", "--devices", "2", "--confirm", "gpu:zzz"],
+        ["zoo:llama-tiny", "--devices", "2", "--optimizer", "prodigy"],
+    ],
+)
+def test_what_is_like_nothing_gets_no_suggestion(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "did you mean" not in error(capsys, *argv)

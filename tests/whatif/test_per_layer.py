@@ -90,12 +90,21 @@ def test_deciding_apart_is_bounded_by_what_is_found(source: str, pins: str) -> N
     assert 0 <= found.saved <= found.most_saved < 1
 
 
-def test_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    strategy, _ = planned("zoo:gpt-tiny,layers=4", "tp=2")
+@pytest.mark.parametrize(
+    ("blocks", "why"),
+    [
+        ("looped", "as one loop over the blocks needs them"),
+        ("written-out", "one for all repeats of a block"),
+    ],
+)
+def test_it_is_said(
+    blocks: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strategy, _ = planned("zoo:gpt-tiny,layers=4", f"tp=2,blocks={blocks}")
     strategy.save(tmp_path / "a.json")
     assert main(["explain", str(tmp_path / "a.json"), "--untied"]) == 0
     said = capsys.readouterr().out
-    assert "as one loop over the blocks needs them" in said and "apart" in said
+    assert why in said and "apart" in said
     assert main(["explain", str(tmp_path / "a.json"), "mlp", "--untied"]) == 2
     assert "P003" in capsys.readouterr().err
 
