@@ -51,7 +51,7 @@ def export(args: argparse.Namespace) -> int:
     except PlanError:
         console.say(cost_of(made))
         raise
-    if not args.output:
+    if args.output in (None, "-"):
         console.data(made.text)
         console.say(cost_of(made))
         return 0
@@ -83,7 +83,7 @@ def _export_serving(args: argparse.Namespace) -> int:
         )
     choose("to", args.to, tuple(ENGINES))
     made = hand_over(Serving.load(args.strategy), args.to)
-    if not args.output:
+    if args.output in (None, "-"):
         console.data(made.text)
         console.say(made.cost)
         return 0

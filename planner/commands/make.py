@@ -155,6 +155,10 @@ def _target(args: argparse.Namespace) -> Path | None:
     search."""
     if args.json and not args.output:
         return None
+    if args.output == "-":
+        raise PlanError(
+            "P056", "cannot write '-': -o names a file", help=["--json prints the strategy"]
+        )
     path = Path(args.output or f"{files.stem(args.model)}.plan.json")
     other = irregular(path.stat().st_mode) if path.exists() else ""
     if other or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):

@@ -70,8 +70,8 @@ class PhaseModel(Model):
         """Sequences of this phase's batch."""
         return self.service.at_once if self.phase == "prompts" else self.service.concurrency
 
-    def read(self, batch: int | None) -> Graph:
-        """The graph of the phase; the batch is the service's."""
+    def read(self, batch: int | None, *, part: bool = False) -> Graph:
+        """The graph of the phase; the batch is the service's, in one part."""
         form, s = self.form, self.service
         assert form is not None and batch in (None, self.rows)
         if self.phase == "prompts":

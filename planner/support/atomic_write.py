@@ -33,7 +33,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all. Raises PlanError P056."""
+    """Write a file whole or not at all. Raises PlanError P056, for `-` too, which is typed where
+    stdout is meant."""
+    if str(path) == "-":
+        raise PlanError(
+            "P056", "cannot write '-': this goes to a file", help=["the name of a file"]
+        )
     try:
         with replacing(path) as out:
             out.write(content.encode() if isinstance(content, str) else content)

@@ -183,18 +183,23 @@ class Model:
 
         return cls(path.name, workload, devices, path.parent, load(path))
 
-    def read(self, batch: int | None) -> Graph:
-        """The plain canonical graph at a batch (no loss)."""
+    def read(self, batch: int | None, *, part: bool = False) -> Graph:
+        """The plain canonical graph at a batch (no loss). part: it is a part of the batch that dims
+        and shapes may say."""
 
         w = self.workload
         tokens = w.tokens_per_step if batch is None else None
-        dims = {k: v for k, v in w.dims.items() if k not in self.lengths}
+        dims, shapes = {k: v for k, v in w.dims.items() if k not in self.lengths}, w.shapes
+        if part and batch is not None and (dims or shapes):
+            from planner.reader.onnx.dims import with_batch
+
+            dims, shapes = with_batch(self.proto.graph, dims, shapes, batch)
         graph = read_model(
             self._checked,
             self.folder,
             batch=batch,
             dims=dims,
-            shapes=w.shapes,
+            shapes=shapes,
             tokens_per_step=tokens,
             devices=self.devices,
         )
@@ -263,7 +268,9 @@ class Model:
             plain = (
                 self.plain
                 if microbatches == 1
-                else self._placed(self._chosen(self.read(self.batch // microbatches)), microbatches)
+                else self._placed(
+                    self._chosen(self.read(self.batch // microbatches, part=True)), microbatches
+                )
             )
             if self.workload.kind == "train":
                 from planner.workload.loss import add_loss

@@ -152,3 +152,15 @@ def test_what_is_left_of_an_interrupted_command_is_said(
         monkeypatch.setattr(verb, "hardware", interrupted)
         assert main(["hardware"]) == 130
         assert capsys.readouterr().err == f"\ninterrupted: {said}\n"
+
+
+def test_a_dash_is_stdout_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([TINY, "--devices", "8", "--pin", "dp=8", "--quiet", "-o", "a.json"]) == 0
+    left = sorted(Path().iterdir())
+    capsys.readouterr()
+    assert main(["export", "a.json", "--to", "megatron", "-o", "-"]) == 0
+    assert "tensor_model_parallel_size" in capsys.readouterr().out
+    assert main([TINY, "--devices", "8", "-o", "-"]) == 2
+    assert "--json prints the strategy" in capsys.readouterr().err
+    assert main(["show", "a.json", "--trace", "-"]) == 2
+    assert "P056" in capsys.readouterr().err and sorted(Path().iterdir()) == left

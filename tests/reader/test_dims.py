@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from planner.errors import PlanError
 from planner.reader import read_model
+from planner.workload.model import Model, Workload
 from tests.reader.reader_models import model, ops, rand
 
 TOKENS = "(int64[batch, seq] ids, int64[batch, seq] mask) => (float[batch, total, 8] y)"
@@ -82,6 +84,24 @@ def test_the_batch_may_be_given_as_a_dim() -> None:
     fails(made, "P142", "--batch 2", dims={"seq": 4, "batch": 3}, batch=2)
     static = model("(float[6, 4] x) => (float[6, 4] y) { y = Relu(x) }")
     assert read_model(static, dims={"batch": 12}).tensors["y"].shape == (12, 4)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dims": {"batch": 8, "seq": 4}},
+        {"shapes": {"ids": (8, 4)}},
+        {"shapes": {"ids": (8, 4)}, "batch": 8},
+        {"dims": {"seq": 4}, "shapes": {"ids": (8, 4), "mask": (8, 4)}},
+    ],
+)
+def test_microbatches_are_parts_of_a_batch_that_dims_or_shapes_say(given: dict[str, Any]) -> None:
+    workload = Workload("infer", **given)
+    made = Model.open(model(f"{TOKENS} {BODY}", **W), workload, 2)
+    assert made.batch == 8 and made.graph(4).dims["batch"] == 2
+    assert made.graph(4).tensors["ids"].shape == (2, 4)
+    with pytest.raises(PlanError, match="given twice"):
+        Model.open(made.proto, replace(workload, batch=4), 2).graph(1)
 
 
 def test_tokens_per_step() -> None:

@@ -288,6 +288,24 @@ def _bind_shapes(
                 raise PlanError("P142", f"dim {n!r} is given twice: {known[n]} and {value}")
 
 
+def with_batch(
+    graph: Any, dims: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]], batch: int
+) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    """Dims and shapes that say another batch: those of a reading of a part of it."""
+    declared = _declared(graph, shapes)
+    symbol = _batch_symbol(declared, _symbols(declared))
+    return (
+        {k: batch if k in ("batch", symbol) else n for k, n in dims.items()},
+        {
+            name: tuple(
+                batch if symbol is not None and d == symbol else n
+                for d, n in zip(declared[name][0], given, strict=True)
+            )
+            for name, given in shapes.items()
+        },
+    )
+
+
 def _batch_symbol(declared: _Declared, symbols: Mapping[str, Any]) -> str | None:
     for name in symbols:
         if _BATCH.match(name):
