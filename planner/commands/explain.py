@@ -55,10 +55,11 @@ def explain(args: argparse.Namespace) -> int:
     if args.price:
         console.data(_price(args, strategy, names[0]))
     if len(names) > 1:
-        console.say(
-            f"{args.node!r} also means {', '.join(names[1:4])}"
-            + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        )
+        from planner.support.text import hang
+
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        also = f"{args.node!r} also means {', '.join(names[1:4])}{more}"
+        console.say("\n".join(hang("", also, columns)))
     return 0
 
 

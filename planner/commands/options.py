@@ -382,7 +382,8 @@ def add_search(p: argparse.ArgumentParser, solver: bool = True) -> argparse._Arg
             " tp=4,pp=2,vpp=2,micro=16 of: tp, dp, ddp, fsdp (ZeRO-3 over so many), pp stages, vpp"
             " virtual stages (interleaved), cp (context), ep (experts), sp=on (Megatron's, with"
             " tp), zero=0..3, micro, recompute=none|selective|full|save:NAMES,"
-            " schedule, offload=optimizer+parameters, bucket=25MB, copies=2 (docs/modes.md)"
+            " schedule, offload=optimizer+parameters, bucket=25MB, copies=2,"
+            " blocks=looped|written-out (docs/modes.md)"
         ),
     )
     g.add_argument(
