@@ -54,6 +54,7 @@ from planner.search.relaxation import Relaxation
 from planner.search.saved_collective_bounds import raised_lower_bound
 from planner.search.search_node import (
     BOUND_BLOCKS,
+    BOUND_ENDLESS,
     BOUND_MEMORY,
     CHECK_FIT,
     EXPAND,
@@ -202,6 +203,9 @@ class BestFirst:
         while self.open:
             node = heapq.heappop(self.open)
             self._holds_from, kind = self._lower_bound(node), self.meshes[node.mesh].stages > 1
+            if node.stage >= SPREAD and self._renew(node):
+                heapq.heappush(self.open, node)
+                continue
             if (
                 node.stage == SPREAD
                 and node.bound < self._to_beat * (1 - SAME)
@@ -239,6 +243,17 @@ class BestFirst:
             self.search.take_up(space, choice)
         self._holds_from = math.inf
         return self.best
+
+    def _renew(self, node: SearchNode) -> bool:
+        """Relax a node's mesh anew where the best plan is much faster than when it was last;
+        whether the node is to be bounded again."""
+        if self.memory_first or node.bound >= self._to_beat * (1 - SAME):
+            return False
+        levels = self._zero_stages(self.meshes[node.mesh])
+        again = self._bounds.renew(node, levels, self._to_beat)
+        if again and node.stage > CHECK_FIT:
+            node.stage, node.tight = BOUND_ENDLESS, False
+        return again
 
     def _patience(self, node: SearchNode) -> int:
         """How many search nodes are solved in a row without a better plan before this one is given
@@ -373,6 +388,7 @@ class BestFirst:
         self.open = [node for node in self.open if node.mesh not in waiting]
         named.search(
             self._expand_by_name,
+            self._renew,
             lambda: self._to_beat,
             self._space,
             self._price_by_name,
@@ -610,7 +626,8 @@ class BestFirst:
         bound = self._bounds.least[index]
         if bound > LONG_S:
             self.unit_s = 1e-9
-        heapq.heappush(self.open, SearchNode(bound, 0, 0, 0, index, stage=SPREAD))
+        known = self._bounds.renewals.get(index, 0)
+        heapq.heappush(self.open, SearchNode(bound, 0, 0, 0, index, stage=SPREAD, relaxed=known))
         self._report_bound()
 
     def _relax(self, index: int) -> bool:
@@ -702,6 +719,7 @@ class BestFirst:
                         schedule=schedule,
                         virtual=virtual,
                         values=values,
+                        relaxed=self._bounds.renewals.get(index, 0),
                         keeps_all=self.search.request.runtime.kernels is not None,
                     )
 

@@ -58,6 +58,8 @@ class NamedNodes:
     _known: dict[tuple[int, int], NamedRelaxation] = field(default_factory=dict)
     _free: dict[tuple[int, int, int], float] = field(default_factory=dict)
     """Mesh, microbatches and virtual stages -> bound of all ZeRO stages, whatever the memory."""
+    _bases: dict[int, Relaxation] = field(default_factory=dict)
+    """Mesh -> what its entries of the two above were found with."""
     _levels_of: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,15 +75,17 @@ class NamedNodes:
     def search(
         self,
         expand: Callable[[SearchNode], list[tuple[float, SearchNode]] | None],
+        renew: Callable[[SearchNode], bool],
         to_beat: Callable[[], float],
         own: Callable[[SearchNode], Space | None],
         solve: Callable[[SearchNode], object],
         over: Callable[[], bool],
     ) -> None:
         """Raise bounds and solve what stays below the best plan. expand: what is known of the nodes
-        of a mesh, None where only its bound was raised; to_beat: seconds of the best plan; own: the
-        space of a node's own microbatches; solve: to find and price plans of a node; over: whether
-        time is. What was not expanded stays in `meshes`."""
+        of a mesh, None where only its bound was raised; renew: to relax a node's mesh anew where
+        that may pay, whether the node is to be bounded again; to_beat: seconds of the best plan;
+        own: the space of a node's own microbatches; solve: to find and price plans of a node; over:
+        whether time is. What was not expanded stays in `meshes`."""
         heap = [(least, BY_OTHERS, k) for k, (least, _) in enumerate(self.nodes)]
         heap += [(node.bound, MESH, k) for k, node in enumerate(self.meshes)]
         heapq.heapify(heap)
@@ -100,6 +104,10 @@ class NamedNodes:
             if stage == DONE or (stage == OWN_SPACE and looked == SOLVES):
                 solved.append(least)
                 continue
+            node.bound = least
+            if renew(node):
+                heapq.heappush(heap, (node.bound, min(stage, MESH_SPACE), k))
+                continue
             if stage == BY_OTHERS:
                 others = self._by_others(node, to_beat() * (1 - SAME))
                 heapq.heappush(heap, (max(least, others), stage + 1, k))
@@ -110,7 +118,7 @@ class NamedNodes:
             outlook = self._outlook(node, space, own_space, to_beat())
             if not own_space:
                 free.append(max(least, outlook.free_s))
-            for bound, policy in outlook.policies[:POLICIES] if own_space else ():
+            for bound, policy in outlook.policies:
                 if bound < to_beat() * (1 - SAME):
                     solve(replace(node, recompute=len(RECOMPUTE), values=(*RECOMPUTE, policy)))
             heapq.heappush(heap, (max(least, outlook.bound_s), stage + 1, k))
@@ -154,8 +162,11 @@ class NamedNodes:
 
     def _of_mesh(self, node: SearchNode) -> NamedRelaxation:
         """The bounds that all nodes of a mesh share."""
-        if (node.mesh, 0) not in self._known:
-            self._known[node.mesh, 0] = NamedRelaxation(self.relaxed[node.mesh], self.offloads)
+        relaxed = self.relaxed[node.mesh]
+        if self._bases.get(node.mesh) is not relaxed:  # not seen yet, or relaxed anew
+            self._bases[node.mesh] = relaxed
+            self._known[node.mesh, 0] = NamedRelaxation(relaxed, self.offloads)
+            self._free = {key: s for key, s in self._free.items() if key[0] != node.mesh}
         return self._known[node.mesh, 0]
 
     def _outlook(
@@ -166,13 +177,22 @@ class NamedNodes:
         if space is None or least_usage(space, at, uncut=True) > self.limit_bytes:
             return Outlook(math.inf, 0.0)
         key = node.mesh, node.micro
-        if own_space and space is not self.relaxed[node.mesh].space and key not in self._known:
-            relaxed = Relaxation(space, self.relaxed[node.mesh].scratch)
+        another = own_space and space is not self.relaxed[node.mesh].space
+        if another and (relaxed := self._anew(key, space, below_s)) is not None:
             if relaxed.least(self._levels(node.mesh), below_s) >= below_s:
                 return Outlook(below_s, below_s)
             self._known[key] = NamedRelaxation(relaxed, self.offloads)
         named = self._known.get(key) if own_space else None
-        return (named or self._of_mesh(node)).outlook(at, self.limit_bytes, below_s, own_space)
+        return (named or self._of_mesh(node)).outlook(
+            at, self.limit_bytes, below_s, POLICIES if own_space else 0
+        )
+
+    def _anew(self, key: tuple[int, int], space: Space, below_s: float) -> Relaxation | None:
+        """A relaxation of a space of a node's own microbatches, to be asked what is below so many
+        seconds; None where the one before serves."""
+        if (known := self._known.get(key)) is not None:
+            return known.again_below(below_s)
+        return Relaxation(space, self.relaxed[key[0]].scratch)
 
 
 def nearby(

@@ -16,6 +16,7 @@ import heapq
 from collections.abc import Container, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -134,6 +135,8 @@ class NamedRelaxation(Relaxation):
         self._offloads = offloads and relaxed.space.pricer.mesh.stages == 1
         self._line_searches, self._values = {}, named_values(relaxed.space)
         self._known: dict[Techniques, _NamedUnits] = {}
+        self._outlooks: dict[tuple, Outlook] = {}
+        """What `outlook` found: ZeRO stages 1 and 2 are the same in one microbatch."""
         self._settled: Settled = ()
         self._room = np.inf
         self._saved: dict[bool, tuple[frozenset[str], frozenset[str]]] = {}
@@ -141,20 +144,31 @@ class NamedRelaxation(Relaxation):
         the last that did not."""
 
     def outlook(
-        self, techniques: Techniques, limit_bytes: float, below_s: float, settle: bool
+        self, techniques: Techniques, limit_bytes: float, below_s: float, policies: int
     ) -> Outlook:
         """What is proven of techniques. below_s: plans of at least so many are not looked for;
-        settle: whether names are settled, and policies found."""
+        policies: how many are to be found, those of the least bounds; 0 where names are not
+        settled."""
         at = replace(techniques, recompute="none")
+        digest = blake2b(self._seconds(at).tobytes(), digest_size=16)
+        digest.update(self._bytes(at).tobytes())
+        room = limit_bytes - least_working(self.space, at, uncut=True)
+        key = replace(at, zero_stage=0), digest.digest(), room, below_s, policies
+        if key not in self._outlooks:
+            self._outlooks[key] = self._looked(at, limit_bytes, below_s, policies)
+        return self._outlooks[key]
+
+    def _looked(self, at: Techniques, limit_bytes: float, below_s: float, policies: int) -> Outlook:
+        """`outlook` of techniques that recompute nothing."""
         self._settled = ()
         if (quick := self.quick(at, at.microbatches)) >= below_s:
             return Outlook(quick, quick)
         bound_s, free_s = self._bounds(at, limit_bytes, below_s)
-        if not settle or bound_s >= below_s:
+        if not policies or bound_s >= below_s:
             return Outlook(bound_s, free_s)
         tree: list[tuple[float, int, Settled, Names]] = [(bound_s, 0, self._settled, self._names())]
         done, least, number = list[tuple[float, str]](), np.inf, 0
-        while tree:
+        while tree and len(done) < policies:  # what is left is not below these
             bound_s, _, settled, (policy, unsure) = heapq.heappop(tree)
             if bound_s >= below_s:
                 least = min(least, bound_s)

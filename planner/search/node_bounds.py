@@ -4,7 +4,7 @@ stages)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from planner.search.domain import CHUNKS
@@ -24,6 +24,8 @@ class NodeBounds:
         self.limit_bytes = limit_bytes
         self.relaxed: dict[int, Relaxation] = {}
         """Mesh -> its space, relaxed; of meshes that were expanded."""
+        self.renewals: dict[int, int] = {}
+        """Mesh -> how often it was relaxed anew."""
         self.least: dict[int, float] = {}
         """Mesh -> bound of all its nodes (seconds)."""
         self.known: list[tuple[int, int, int, int, int, float]] = []
@@ -32,6 +34,24 @@ class NodeBounds:
         self._uncut_up_to: dict[
             int, float
         ] = {}  # mesh -> microbatches up to which no split of the batch becomes too fine
+
+    def renew(self, node: SearchNode, levels: Sequence[int], below_s: float) -> bool:
+        """Relax a node's mesh anew where plans that are looked for are much faster than when it was
+        last: fewer options are left, in smaller tables. Whether the node is to be bounded again."""
+        mesh = node.mesh
+        open_ = bool(levels) and self.least[mesh] < below_s
+        if open_ and (again := self.relaxed[mesh].again_below(below_s)) is not None:
+            bound = again.least(levels, below_s)
+            self.least[mesh] = max(self.least[mesh], bound)
+            self.renewals[mesh] = self.renewals.get(mesh, 0) + 1
+            if bound < below_s:  # else nothing is left to bound
+                self.relaxed[mesh] = again
+        if node.relaxed == self.renewals.get(mesh, 0):
+            return False
+        node.relaxed = self.renewals[mesh]
+        bubble_s = self.relaxed[mesh].bubble_s(node.micro, node.virtual, node.schedule)
+        node.bound = max(node.bound, self.least[mesh] + bubble_s)
+        return True
 
     def choices(self, below_s: float) -> Iterator[tuple[Space, list[int]]]:
         """What bounds below so many seconds were found by, memory aside: spaces with a choice."""
@@ -104,7 +124,12 @@ class NodeBounds:
 
     def tighten(self, node: SearchNode, below_s: float) -> None:
         """Raise the bound of a search node after its last stage, where that was not exact."""
-        bound, more = self.relaxed[node.mesh].tightened(node.techniques, self.limit_bytes, below_s)
+        relaxed = self.relaxed[node.mesh]
+        if not relaxed.rough(node.techniques):  # relaxed anew since
+            node.bound = max(node.bound, self.at_stage(node, below_s))
+            if node.tight:
+                return
+        bound, more = relaxed.tightened(node.techniques, self.limit_bytes, below_s)
         node.bound, node.tight = max(node.bound, bound), not more
 
     def _free_key(self, node: SearchNode, micro: int) -> tuple:

@@ -52,6 +52,10 @@ are tried, largest and least (`PriceLineSearch`); and what gain is not worth ano
 FAR = 100.0
 """Times the bound without a memory limit that one under it is raised to at most: where nothing fits
 in pieces that only bounds know of, it would rise without end."""
+FASTER = 0.01
+"""A space is relaxed anew for plans that are faster by this share: a guess at when the options that
+this leaves out pay for looking for them (with tables that are then small enough to be exact,
+mostly)."""
 FEWER = 0.9
 """A bound of an elimination that would be too large is worked out again while no more than this
 part of the options is left."""
@@ -148,8 +152,8 @@ class PriceLineSearch:
         return self.step < LEAST_STEP or self.top >= self.enough
 
     def step_with(self, height: Callable[[float], float]) -> None:
-        """Try the start, then a price above and one below the best; where that gains nothing the
-        next are nearer."""
+        """Try the start, then a price above the best and, unless that gains, one below: heights
+        rise to one price and fall from there, nearly. Where neither gains the next are nearer."""
         before = self.top
         for power in (self.at + self.step, self.at - self.step) if self._tried else (0,):
             if power not in self._tried:
@@ -157,6 +161,7 @@ class PriceLineSearch:
                 found = height(self._of(power))
                 if found > self.top:
                     self.at, self.top = power, found
+                    break
         if np.isfinite(before) and self.top <= before + CLOSE * abs(before):
             self.step //= 2
 
@@ -209,6 +214,13 @@ class Relaxation:
         """Whether bounds hold of plans below that: as `least` was asked, which found less."""
         least = self._proven(self._least[1])
         return bool(len(self._least[0])) and below_s <= self._below_s and least < self._below_s
+
+    def again_below(self, below_s: float) -> Relaxation | None:
+        """The same space relaxed anew for plans so much faster than what bounds are of now that far
+        fewer options may be left; None where they are not."""
+        if not below_s < (1 - FASTER) * self._below_s:
+            return None
+        return Relaxation(self.space, self.scratch)
 
     def forget_limit(self) -> None:
         """Forget what bounds under a limit of memory were found with."""

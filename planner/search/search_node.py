@@ -39,6 +39,8 @@ class SearchNode:
     keeps_all: bool = field(compare=False, default=False)
     """Whether recompute with saved collectives leaves no choice of what is saved: a framework says
     what runs again."""
+    relaxed: int = field(compare=False, default=0)
+    """How often its mesh had been relaxed anew when it was last bounded."""
     tight: bool = field(compare=False, default=False)
     """Whether nothing but a solver can raise its bound further, once it has been bounded."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, Self
 
 import numpy as np
@@ -41,6 +42,19 @@ blocks. What it cuts keeps its bound, and the best of it is solved again
 (planner.search.best_first)."""
 
 
+def digest(problem: Problem) -> bytes:
+    """A hash of all that solvers' answers follow from."""
+    found = blake2b(digest_size=16)
+    sizes = *map(len, problem.cost), *(t.shape for t in problem.tables), problem.usage_limit
+    found.update(repr((sizes, problem.axis_size)).encode())
+    weight = () if problem.weight is None else (problem.weight,)
+    rest = problem.edges, problem.edge_table, problem.live_node, problem.live_span, *weight
+    for arrays in (problem.cost, problem.tables, problem.live_usage, problem.axis_choice, rest):
+        for array in arrays:
+            found.update(array.tobytes())
+    return found.digest()
+
+
 class Solving(Workspace):
     """Asks solvers, prices what they answer, and says so to whoever watches."""
 
@@ -53,6 +67,8 @@ class Solving(Workspace):
         self.details: dict[
             int, tuple[Candidate, Space, tuple[int, ...], Problem]
         ] = {}  # by id; the candidate is kept, so that ids stay unique
+        self._solved: dict[tuple[bytes, Budget], Solution] = {}
+        """What solvers answered: ZeRO stages 1 and 2 are one problem in one microbatch."""
         self._best: Candidate | None = None
         self._at = "search"
         self._bounds: dict[int, float] = {}  # by id of an explorer
@@ -116,16 +132,18 @@ class Solving(Workspace):
         if self.request.time_limit_s is not None:
             left = max(0.05, self.request.time_limit_s - (time.monotonic() - self.started))
         name = self.request.solver if self.request.solver != "auto" else "dp"
-        return self._ask(
-            problem,
-            name,
-            Budget(
-                time_limit_s=left,
-                work=work_factor * WORK[name] if name in WORK else None,
-                seed=self.request.seed,
-                below=below,
-            ),
+        budget = Budget(
+            time_limit_s=left,
+            work=work_factor * WORK[name] if name in WORK else None,
+            seed=self.request.seed,
+            below=below,
         )
+        if left is not None:
+            return self._ask(problem, name, budget)
+        key = digest(problem), budget
+        if key not in self._solved:
+            self._solved[key] = self._ask(problem, name, budget)
+        return self._solved[key]
 
     @staticmethod
     def _ask(problem: Problem, name: str, budget: Budget) -> Solution:
@@ -184,7 +202,7 @@ class Solving(Workspace):
             replace(self.request, baselines=False, time_limit_s=left, **changes),
             self.progress,
         )
-        again._bases, again._atlas = self._bases, self._atlas
+        again._bases, again._atlas, again._solved = self._bases, self._atlas, self._solved
         return again
 
     def price_smallest(

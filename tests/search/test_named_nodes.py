@@ -72,16 +72,33 @@ def test_bounds_are_below_every_policy(source: str, batch: int, offloads: bool) 
         assert found.bound is not None
         best[policy] = found.bound / PICO
         sizes.append(sum(usage_of(space, at, found.choice)))
-    free = named.outlook(Techniques(1), np.inf, np.inf, False)
+    free = named.outlook(Techniques(1), np.inf, np.inf, 0)
     assert 0.9 * min(best.values()) < free.bound_s <= min(best.values()) * (1 + 1e-9)
     limit = (min(sizes) + max(sizes)) / 2
-    settled = named.outlook(Techniques(1), limit, np.inf, True)
+    settled = named.outlook(Techniques(1), limit, np.inf, 2)
     assert free.bound_s <= settled.bound_s * (1 + 1e-9)
     for policy in best:
         bounded = assemble(space, Techniques(1, policy), limit, liveness=True)
         found = solve(bounded, "dp", Budget(work=2_000_000))
         if found.bound is not None and found.status != "infeasible":
             assert settled.bound_s <= found.bound / PICO * (1 + 1e-6) or found.status != "optimal"
+
+
+def test_policies_are_those_of_the_least_bounds() -> None:
+    """However many are asked for; and what was found of arrays is not looked for again."""
+    space = space_of(*MODELS[0])
+    relaxed = Relaxation(space)
+    relaxed.least([1, 2])
+    named, at = NamedRelaxation(relaxed, offloads=False), Techniques(1)
+    free = named.outlook(at, np.inf, np.inf, 1)
+    sizes = [sum(usage_of(space, Techniques(1, r), [0] * len(space.variables))) for r in RECOMPUTE]
+    for limit in (np.inf, min(sizes)):
+        every = named.outlook(at, limit, np.inf, 1000)
+        for count in (1, 2):
+            some = named.outlook(at, limit, np.inf, count)
+            assert some.policies == every.policies[:count]
+            assert some.bound_s == pytest.approx(every.bound_s) and some.free_s == every.free_s
+    assert named.outlook(at, np.inf, np.inf, 1) is free
 
 
 @pytest.mark.slow

@@ -264,3 +264,39 @@ def test_what_is_heavy_in_blocks_bounds_all_and_knows_most(source: str) -> None:
         alone = Relaxation(part).least((0, 1, 2))
         assert 0.3 * least < alone <= least
         assert Relaxation(part).least((0, 1, 2), 0.9 * alone) == 0.9 * alone
+
+
+def test_a_space_is_relaxed_anew_for_plans_that_are_much_faster() -> None:
+    """Of these fewer options are left; what is proven of them is not below what was, nor above the
+    optimum."""
+    request = make_request(devices=16, hardware=None, topology=None)
+    source = "zoo:llama3-8b,layers=2"
+    search = Search(Model.open(source, Workload("train", batch=64), 16), request)
+    space = search.space(search.offered.meshes()[2], 1, None)
+    assert space is not None
+    relaxed, at = Relaxation(space), Techniques(1, "none", 1)
+    least = relaxed.least((0, 1, 2, 3))
+    found = relaxed.free(at, 1)
+    assert found is not None
+    below = 1.05 * found[1]
+    again = relaxed.again_below(below)
+    assert again is not None and again.least((0, 1, 2, 3), below) >= least * (1 - 1e-9)
+    assert len(again.kept) < len(relaxed.kept)
+    now = again.free(at, 1)
+    assert now is not None and now[1] == pytest.approx(found[1], rel=1e-9)
+    assert again.again_below(0.999 * below) is None
+
+
+def test_a_price_above_that_gains_leaves_the_one_below_untried() -> None:
+    """Heights that rise to one price and fall from there are climbed to near their top."""
+    for top in (-37, 0, 5, 64):
+        tried = list[float]()
+
+        def height(price: float, top: int = top, tried: list[float] = tried) -> float:
+            tried.append(price)
+            return -abs(8 * float(np.log2(price)) - top) - 100
+
+        line = PriceLineSearch(1.0, np.inf)
+        while not line.over:
+            line.step_with(height)
+        assert abs(8 * np.log2(line.price) - top) <= 8 and len(tried) == len(set(tried))

@@ -8,7 +8,11 @@ import pytest
 
 import planner
 from planner.errors import PlanError
+from planner.execution.techniques import LOOPED, RECOMPUTE, WRITTEN_OUT
 from planner.pricing import written_out
+from planner.search.build_request import make_request
+from planner.search.search import Search
+from planner.workload.model import Model, Workload
 
 GPT = "zoo:gpt2-small,layers=4"
 
@@ -58,3 +62,20 @@ def test_what_only_loops_do_contradicts(other: str) -> None:
     with pytest.raises(PlanError, match="written-out") as refused:
         step(f"{other},blocks=written-out")
     assert refused.value.code in ("P020", "P022", "P024")
+
+
+def test_ways_searched_alone_leave_out_what_both_have_had() -> None:
+    """Stages, stage 3 and recompute loop in any case: no plan of one way alone has them where the
+    way is written out, and stages and policies of names are not searched again where it is not."""
+    model = Model.open(GPT, Workload("train", batch=64), 8)
+    search = Search(model, make_request(devices=8, hardware="h100-sxm", topology=None))
+    base, mesh = search.base(1), search.offered.meshes()[0]
+    assert base is not None and search.offered.saves_by_name(base, mesh)
+    assert any(m.stages > 1 for m in search.offered.meshes())
+    for way, recomputes in ((WRITTEN_OUT, ("none",)), (LOOPED, RECOMPUTE)):
+        alone = search.with_blocks(way)
+        offered = alone.offered
+        assert offered.recomputes(base, mesh) == recomputes
+        assert (3 in offered.levels()) == (way == LOOPED)
+        assert not offered.saves_by_name(base, mesh)
+        assert all(m.stages == 1 for m in offered.meshes())
