@@ -388,7 +388,6 @@ class BestFirst:
         self.open = [node for node in self.open if node.mesh not in waiting]
         named.search(
             self._expand_by_name,
-            self._renew,
             lambda: self._to_beat,
             self._space,
             self._price_by_name,

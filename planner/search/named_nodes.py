@@ -75,17 +75,15 @@ class NamedNodes:
     def search(
         self,
         expand: Callable[[SearchNode], list[tuple[float, SearchNode]] | None],
-        renew: Callable[[SearchNode], bool],
         to_beat: Callable[[], float],
         own: Callable[[SearchNode], Space | None],
         solve: Callable[[SearchNode], object],
         over: Callable[[], bool],
     ) -> None:
         """Raise bounds and solve what stays below the best plan. expand: what is known of the nodes
-        of a mesh, None where only its bound was raised; renew: to relax a node's mesh anew where
-        that may pay, whether the node is to be bounded again; to_beat: seconds of the best plan;
-        own: the space of a node's own microbatches; solve: to find and price plans of a node; over:
-        whether time is. What was not expanded stays in `meshes`."""
+        of a mesh, None where only its bound was raised; to_beat: seconds of the best plan; own: the
+        space of a node's own microbatches; solve: to find and price plans of a node; over: whether
+        time is. What was not expanded stays in `meshes`."""
         heap = [(least, BY_OTHERS, k) for k, (least, _) in enumerate(self.nodes)]
         heap += [(node.bound, MESH, k) for k, node in enumerate(self.meshes)]
         heapq.heapify(heap)
@@ -103,10 +101,6 @@ class NamedNodes:
             node = self.nodes[k][1]
             if stage == DONE or (stage == OWN_SPACE and looked == SOLVES):
                 solved.append(least)
-                continue
-            node.bound = least
-            if renew(node):
-                heapq.heappush(heap, (node.bound, min(stage, MESH_SPACE), k))
                 continue
             if stage == BY_OTHERS:
                 others = self._by_others(node, to_beat() * (1 - SAME))
