@@ -69,13 +69,13 @@ class Case:
 class Shrunk(Model):
     """A model whose graphs, at every batch, are the shrunk ones, in float32."""
 
-    def read(self, batch: int | None) -> Graph:
+    def read(self, batch: int | None, *, part: bool = False) -> Graph:
         """The shrunk graph. Raises PlanError where another batch would be shrunk to other weights
         than the global batch."""
         from planner.verify.shrink import shrink
 
         graph = in_float32(
-            shrink(super().read(batch), LARGE, keep=self.devices, folder=self.folder)
+            shrink(super().read(batch, part=part), LARGE, keep=self.devices, folder=self.folder)
         )
         if self._plain is not None and weight_shapes(graph) != weight_shapes(self._plain):
             raise PlanError(

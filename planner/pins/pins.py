@@ -574,9 +574,8 @@ def _short(text: str) -> Pins:
         )
         if table is None:
             words = [k for k in (*SPOKEN_TECHNIQUES, *BY_NAME, *SPOKEN_AXES, STAGE) if len(k) > 3]
-            near = did_you_mean(
-                key, words, 0.7 if len(key) > 3 else 1
-            )  # two letters are like any two others
+            # two letters are like any two others
+            near = did_you_mean(key, words, 0.7) if len(key) > 3 else ""
             if axis:
                 other = f", or one of {', '.join(TENSOR)}" if key == "tensor" else ""
                 raise PlanError(

@@ -162,9 +162,9 @@ def test_sequences_that_fit_nowhere_are_not_searched(
 def test_what_needs_a_rate_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     ask = ["zoo:llama-tiny,cache=1", "--workload", "infer"]
     whole = ["--prompt", "8", "--generate", "4", "--concurrency", "4"]
-    for more in (["--ttft", "1s"], ["--devices", "fewest"]):
+    for more in (["--devices", "2", "--ttft", "1s"], ["--devices", "fewest"]):
         for options in (whole, []):
-            assert main([*ask, *options, "--devices", "2", *more]) == 2
+            assert main([*ask, *options, *more]) == 2
             assert "error[P222]" in capsys.readouterr().err
     with pytest.raises(PlanError, match="P222"):
         serve(MODEL, prompt=8, generate=4, concurrency=4, devices="fewest")

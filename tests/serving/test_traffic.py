@@ -159,9 +159,11 @@ def test_lengths_of_sequences_that_begin_together_are_one(
     assert "error[P226]" in capsys.readouterr().err
     assert main([*ask, "--prompt", "16..8"]) == 2
     assert main([*ask, "--prompt", "8~x"]) == 2
-    for rate in ("0", "-1", "nan", "inf", "1e10", "1e-300", "20/s", ""):
+    for rate in ("0", "-1", "nan", "inf", "1e10", "1e-300", "20/s"):
         assert main([*ask, "--prompt", "8", "--rate", rate, "--quiet"]) == 2
         assert "error[P226]" in capsys.readouterr().err
+    assert main([*ask, "--prompt", "8", "--rate", "", "--quiet"]) == 2
+    assert "--rate is empty" in capsys.readouterr().err
 
 
 def test_a_file_whose_traffic_was_edited_is_refused(tmp_path: Path) -> None:
