@@ -37,7 +37,7 @@ def stacked_rows(text: str) -> dict[str, str]:
     "pins",
     [
         pytest.param("dp=4,zero=1,micro=1", marks=pytest.mark.slow),
-        "dp=4,zero=2,micro=2",
+        pytest.param("dp=4,zero=2,micro=2", marks=pytest.mark.slow),
         "dp=2,tp=2,zero=1,micro=1",
     ],
 )

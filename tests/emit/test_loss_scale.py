@@ -25,7 +25,7 @@ slow = pytest.mark.slow
     [
         (GPT, "dp=2,tp=4,zero=1,micro=2", "shard_map"),
         pytest.param(GPT, "dp=8,zero=3,micro=1", "shard_map", marks=slow),
-        (GPT, "pp=2,dp=2,tp=2,zero=1,micro=4", "shard_map"),
+        pytest.param(GPT, "pp=2,dp=2,tp=2,zero=1,micro=4", "shard_map", marks=slow),
         pytest.param(GPT, "dp=2,tp=4,zero=1,micro=1", "jit", marks=slow),
         pytest.param("zoo:bert-tiny", "dp=8,zero=1,micro=2", "shard_map", marks=slow),
         pytest.param(

@@ -111,7 +111,7 @@ def test_classes_cut_over_devices(spec: str, backend: str, changes: dict) -> Non
 @pytest.mark.parametrize(
     ("split", "backend", "columns"),
     [
-        ({"b0": ["data", "model"]}, "shard_map", 384),
+        pytest.param({"b0": ["data", "model"]}, "shard_map", 384, marks=pytest.mark.slow),
         ({"b0": ["data"], "k": ["model"]}, "shard_map", 384),
         pytest.param({"b0": ["model"], "n": ["data"]}, "jit", 256, marks=pytest.mark.slow),
     ],

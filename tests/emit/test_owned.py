@@ -123,7 +123,10 @@ RUN = ("mlp", "mixtral", "gpt-infer")
 values to begin with."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[pytest.mark.slow] * (c in ("gpt-stages", "mixtral"))) for c in CASES],
+)
 def test_a_folder_is_the_program_in_one_file(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same text for the compiler, so the same collectives, and the same bits; names of
     variables change nothing either."""
@@ -143,6 +146,7 @@ def test_a_folder_is_the_program_in_one_file(case: str, monkeypatch: pytest.Monk
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_model_of_eight_billion_is_a_page_to_own() -> None:
     """At most 300 lines, of which no line is a runtime's."""
     looped = ["block0", "part0", "loss_of"]  # part0: the head, whose weight is gathered twice
@@ -310,6 +314,7 @@ def test_a_folder_runs_by_its_name_and_by_its_models(
     assert runs[0] == runs[1] == runs[2] and runs[0][1].startswith("step 0 loss ")
 
 
+@pytest.mark.slow
 def test_a_folder_that_generates_makes_the_same_tokens(tmp_path: Path) -> None:
     source, home = "zoo:llama-tiny,cache=1", tmp_path / "s.json"
     how = [

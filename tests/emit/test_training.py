@@ -151,11 +151,11 @@ def test_figures_count_half_of_causal_attention() -> None:
 GPT = "zoo:gpt-tiny,layers=2,vocab=509"  # 509 is cut with padding
 TWENTY = 20
 CUTS = [
-    ("shard_map", "dp=8,zero=0,micro=2"),
+    pytest.param("shard_map", "dp=8,zero=0,micro=2", marks=pytest.mark.slow),
     ("shard_map", "dp=2,tp=4,zero=1,micro=1"),
     ("shard_map", "dp=8,zero=3,micro=1"),
     ("shard_map", "pp=2,dp=2,tp=2,zero=1,micro=4"),
-    ("jit", "dp=2,tp=4,zero=1,micro=1"),
+    pytest.param("jit", "dp=2,tp=4,zero=1,micro=1", marks=pytest.mark.slow),
 ]
 CONSTANTS = {
     "LEARNING_RATE": 3e-3,

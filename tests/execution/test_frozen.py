@@ -147,7 +147,7 @@ def test_a_device_of_a_framework_stores_its_piece() -> None:
 @pytest.mark.parametrize(
     ("source", "pins", "what"),
     [
-        (MODEL, "fsdp=8,microbatches=2", {"lora": LORA}),
+        pytest.param(MODEL, "fsdp=8,microbatches=2", {"lora": LORA}, marks=pytest.mark.slow),
         pytest.param(TIED, "fsdp=4,tp=2,recompute=block", {"lora": LORA}, marks=pytest.mark.slow),
         (MODEL, "dp=8,zero=3,zero_group=4", {"trainable": ("*lm_head*",)}),
     ],

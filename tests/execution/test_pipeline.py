@@ -150,9 +150,10 @@ def test_chunks_wait_in_a_ring_of_the_size_that_is_priced(
         pytest.param(
             "zoo:llama-tiny,layers=4", "pp=4,tp=2,micro=4,schedule=gpipe", marks=pytest.mark.slow
         ),  # collectives after the blocks, run again in the backward pass
-        (
+        pytest.param(
             "zoo:llama-tiny,layers=5",
             "pp=4,tp=2,micro=4,recompute=block,schedule=zb-h1",
+            marks=pytest.mark.slow,
         ),  # gradients of weights apart, stages of uneven length, operands handed on; as many
         # microbatches as stages: nobody reads the last message
         pytest.param(
@@ -163,9 +164,10 @@ def test_chunks_wait_in_a_ring_of_the_size_that_is_priced(
         pytest.param(
             "zoo:gpt-tiny,layers=4", "pp=2,dp=4,micro=2,schedule=zb-h1", marks=pytest.mark.slow
         ),
-        (
+        pytest.param(
             "zoo:t5-tiny",
             "pp=2,tp=2,dp=2,micro=4,recompute=block-keep,schedule=1f1b",
+            marks=pytest.mark.slow,
         ),  # with tensor and data parallelism; the encoder before the stages, its result read by
         # all of them
     ],
@@ -182,12 +184,14 @@ def test_programs_equal_the_unsharded_one_and_their_prediction(source: str, pins
     assert any(f.what == "collective-permute over stage" and f.compiled for f in report.figures)
 
 
+@pytest.mark.slow
 def test_losses_that_count_rows_are_one_mean(tmp_path: Path) -> None:
     source = "zoo:gpt-tiny,layers=2"
     report = worker.verify(plan(source, "pp=2,dp=4,micro=4", ignore_index=3), source)
     assert report.ok, report.text()
 
 
+@pytest.mark.slow
 def test_1f1b_needs_less_memory_than_gpipe() -> None:
     """Of the compiled programs: temporaries at equal microbatches; and as predicted."""
     temporaries, predicted = {}, {}

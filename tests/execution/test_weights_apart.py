@@ -36,7 +36,7 @@ def as_1f1b(strategy: planner.Strategy) -> planner.Strategy:
 @pytest.mark.parametrize(
     ("source", "pins"),
     [
-        (GPT, "pp=2,tp=2,dp=2,micro=4,zero=1"),
+        pytest.param(GPT, "pp=2,tp=2,dp=2,micro=4,zero=1", marks=pytest.mark.slow),
         pytest.param(
             DEEP, "pp=4,dp=2,micro=8,zero=0,recompute=block", marks=pytest.mark.slow
         ),  # stages of uneven length

@@ -47,12 +47,7 @@ FAMILIES = {
     "flax",
 }
 KINDS = ("train", "infer")
-GATE_RUN = (
-    ("llama_dynamo_bf16", "train"),
-    ("gpt2_torchscript_dynamic", "infer"),
-    ("flax_cnn", "train"),
-    ("mlp_dynamo_train_mode", "infer"),
-)
+GATE_RUN = (("llama_dynamo_bf16", "train"), ("gpt2_torchscript_dynamic", "infer"))
 """Walked to the end on every change."""
 GATE_PLAN = (
     ("full_llama3_8b_bf16", "train"),
@@ -97,7 +92,14 @@ def told(done: Walk) -> str:
     )
 
 
-@pytest.mark.parametrize(("name", "kind"), GATE_RUN)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *GATE_RUN,
+        pytest.param("flax_cnn", "train", marks=pytest.mark.slow),
+        pytest.param("mlp_dynamo_train_mode", "infer", marks=pytest.mark.slow),
+    ],
+)
 def test_the_way_from_a_file_to_a_verified_program(name: str, kind: str, tmp_path: Path) -> None:
     done = walk(GRAPHS[name], kind, tmp_path)
     assert not done.fault and done.end == expected(name, kind), told(done)

@@ -178,6 +178,7 @@ def test_a_search_reads_three_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert batches == [4096, 16, 512]  # the whole, a small part, and the one that was chosen
 
 
+@pytest.mark.slow
 def test_what_was_derived_wrongly_is_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     search, _ = searching(monkeypatch, batch=4096)
     right, sketch = search.run(), Model.sketch

@@ -72,7 +72,9 @@ def test_what_changes_is_said_in_the_form_of_the_file(
     assert '  - mode = "full"' in said
 
 
-@pytest.mark.parametrize("launcher", SPACES)
+@pytest.mark.parametrize(
+    "launcher", [pytest.param(s, marks=[pytest.mark.slow] * (s == "torchtitan")) for s in SPACES]
+)
 def test_what_is_promised_is_what_importing_it_says(
     launcher: str, tuned: Callable[[str], tuple[dict, Path]], tmp_path: Path
 ) -> None:
@@ -357,7 +359,12 @@ def _mixture(tmp_path: Path, exchanges: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("command", "runtime"), [("import", "jax-shard_map"), ("import", "fsdp"), ("tune", "fsdp")]
+    ("command", "runtime"),
+    [
+        ("import", "jax-shard_map"),
+        ("import", "fsdp"),
+        pytest.param("tune", "fsdp", marks=pytest.mark.slow),
+    ],
 )
 def test_exchanges_beside_kernels_are_priced_as_waiting_where_kernels_wait(
     command: str, runtime: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -369,6 +376,7 @@ def test_exchanges_beside_kernels_are_priced_as_waiting_where_kernels_wait(
     assert "yours has no price" not in said.out
 
 
+@pytest.mark.slow
 def test_tune_finds_exchanges_beside_kernels_and_promises_their_price(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -157,7 +157,10 @@ EXPERT_PINS = Pins(
 )
 
 
-@pytest.mark.parametrize("factor", ["b", "e", pytest.param("f", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "factor",
+    ["b", pytest.param("e", marks=pytest.mark.slow), pytest.param("f", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("backend", ["shard_map", pytest.param("jit", marks=pytest.mark.slow)])
 def test_programs_that_drop_equal_the_unsharded_model(factor: str, backend: str) -> None:
     """Rows travel, experts are cut, or their width; the compiler's collectives and FLOPs are those

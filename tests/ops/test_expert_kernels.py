@@ -144,6 +144,7 @@ def test_float16_is_not_overflowed_by_experts_that_no_row_chose(
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     st.lists(st.integers(0, 6), min_size=1, max_size=600),

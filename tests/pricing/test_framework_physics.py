@@ -48,7 +48,8 @@ def judged() -> list[Prepared]:
 
 
 @pytest.mark.parametrize(
-    "source", [pytest.param(s, marks=[pytest.mark.slow] * (s == "mosaicml")) for s in MOST]
+    "source",
+    [pytest.param(s, marks=[pytest.mark.slow] * (s in ("mosaicml", "BigScience"))) for s in MOST],
 )
 def test_runs_that_nothing_was_fitted_to_are_priced_as_well_as_they_were(
     judged: list[Prepared], source: str

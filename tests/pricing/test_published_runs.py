@@ -62,7 +62,9 @@ def prepared() -> list[Prepared]:
     return found
 
 
-@pytest.mark.parametrize("source", MOST)
+@pytest.mark.parametrize(
+    "source", [pytest.param(s, marks=[pytest.mark.slow] * (s == "Hagemann")) for s in MOST]
+)
 def test_estimates_of_published_runs_stay_as_good_as_they_are(
     prepared: list[Prepared], source: str
 ) -> None:

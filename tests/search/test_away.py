@@ -10,6 +10,7 @@ import planner
 from planner.search.search import AWAY_WORTH, Search
 
 
+@pytest.mark.slow
 def test_what_makes_room_is_offloaded_where_steps_are_shorter() -> None:
     """Llama-3 70B on sixteen H100 fits with all on the devices, in blocks recomputed whole; with
     the optimizer's state on the hosts it saves values, and no device is for tensor parallelism."""

@@ -144,7 +144,10 @@ CHANGES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n == "state on the host")) for n in CHANGES],
+)
 def test_what_changed_is_solved_and_the_rest_kept(name: str, tmp_path: Path) -> None:
     old, new, more = CHANGES[name]
     before = plan(old, tmp_path, **more)

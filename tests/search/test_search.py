@@ -302,6 +302,7 @@ def test_hardware_with_more_memory_is_quoted_where_it_fits() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_smallest_plan_is_as_small_as_one_searched_for_memory() -> None:
     """Working sets decide here: the leaf of the least state is not the smallest plan's. Nothing
     waits in the host's memory, so that like is compared with like."""
@@ -337,7 +338,7 @@ def test_same_bytes_whatever_the_hash_seed() -> None:
 @pytest.mark.parametrize(
     ("options", "pins"),
     [
-        ({}, {}),
+        pytest.param({}, {}, marks=pytest.mark.slow),
         ({"pins": "tp=2", "mode": "semi-auto"}, {"tensor": 2}),
         ({"mode": "data-parallel"}, {"data": 8}),
     ],

@@ -101,6 +101,7 @@ def test_half_the_bytes_are_kept_and_read() -> None:
     assert "cache_type" not in wide.service
 
 
+@pytest.mark.slow
 def test_requests_find_twice_the_room(tmp_path: Path) -> None:
     ask: dict[str, Any] = {"prompt": 512, "generate": 32, "rate": 40, "devices": 2}
     wide, narrow = (serve(MODEL, cache_type=kind, **ask) for kind in ("compute", "fp8"))

@@ -149,7 +149,9 @@ def test_pools_are_chosen_where_they_are_better_and_say_what_they_are(
     assert together.traffic["tpot_s"]["p99"] > apart.traffic["tpot_s"]["p99"]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "engine", [pytest.param(e, marks=[pytest.mark.slow] * (e == "vllm")) for e in ENGINES]
+)
 def test_a_script_starts_replicas_of_both_kinds(
     apart: Serving, engine: str, tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ def test_a_plan_meets_its_target_or_says_by_how_much_it_does_not() -> None:
     assert e.value.code == "P227" and e.value.exit_code == 3
 
 
+@pytest.mark.slow
 def test_the_fewest_devices_for_a_rate(tmp_path: Path) -> None:
     one = serve(MODEL, rate=60, devices=1, **ASK)
     assert one.traffic is not None
@@ -135,7 +136,9 @@ def test_the_fewest_devices_for_a_rate(tmp_path: Path) -> None:
     assert Serving.load(tmp_path / "p.json").to_json() == made.to_json()
 
 
-@pytest.mark.parametrize(("quantize", "gib"), [("none", 3), ("int8", 2)])
+@pytest.mark.parametrize(
+    ("quantize", "gib"), [("none", 3), pytest.param("int8", 2, marks=pytest.mark.slow)]
+)
 def test_sequences_that_fit_nowhere_are_not_searched(
     quantize: str, gib: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

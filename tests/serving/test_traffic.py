@@ -103,6 +103,7 @@ def test_more_than_is_served_is_said_and_fewer_wait_less() -> None:
     assert "the rate is above what this plan serves" in str(over)
 
 
+@pytest.mark.slow
 def test_each_objective_gets_its_best() -> None:
     for objective, figure, sign in (("ttft", "ttft_p99_s", 1), ("tpot", "tpot_p99_s", 1)):
         made = serve(
@@ -113,6 +114,7 @@ def test_each_objective_gets_its_best() -> None:
         assert chosen[figure] == pytest.approx(best, rel=2e-3)
 
 
+@pytest.mark.slow
 def test_as_many_sequences_as_fit_where_nobody_says_how_many() -> None:
     """128 a device, halved until caches of mean lengths fit."""
     roomy = serve(MODEL, prompt=512, generate=32, rate=5, devices=2)

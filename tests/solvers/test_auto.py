@@ -65,6 +65,7 @@ def test_small_problems_are_solved_exactly() -> None:
         assert best is None or evaluate(problem, found.choice).cost == best
 
 
+@pytest.mark.slow
 @needs_numba
 def test_the_search_is_deterministic_for_a_seed_and_work_and_its_bound_is_sound(
     monkeypatch: pytest.MonkeyPatch,
@@ -115,6 +116,7 @@ def test_a_numba_that_cannot_be_imported_is_none(monkeypatch: pytest.MonkeyPatch
         search.numba_is_there.cache_clear()
 
 
+@pytest.mark.slow
 def test_without_numba_the_search_is_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a time limit, where HiGHS is not asked: of the cost that it proves within a percent,
     and never over the limit by more than a neighbourhood."""
@@ -157,6 +159,7 @@ def test_large_programs_are_solved_in_another_process(monkeypatch: pytest.Monkey
     )
 
 
+@pytest.mark.slow
 def test_recursive_polishes_what_is_too_wide_to_mix_exactly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -22,15 +22,10 @@ from planner.solvers.problem import Problem, evaluate
 from tests.solvers.problems import floors_hold, random_problem
 from tests.solvers.test_auto import grid
 
-ENGINES = [
-    "plain",
-    pytest.param(
-        "compiled",
-        marks=pytest.mark.skipif(
-            not search.numba_is_there(), reason="needs numba (pip install 'meshwright[fast]')"
-        ),
-    ),
-]
+needs_numba = pytest.mark.skipif(
+    not search.numba_is_there(), reason="needs numba (pip install 'meshwright[fast]')"
+)
+ENGINES = ["plain", pytest.param("compiled", marks=needs_numba)]
 engines = pytest.mark.parametrize("engine", ENGINES)
 
 
@@ -62,7 +57,9 @@ def eliminated(
     return y, kept
 
 
-@engines
+@pytest.mark.parametrize(
+    "engine", ["plain", pytest.param("compiled", marks=[needs_numba, pytest.mark.slow])]
+)
 @given(st.integers(0, 10**6), st.sampled_from([3, 9, 30, 10**6]))
 @settings(max_examples=150, deadline=None)
 def test_nothing_beside_the_kept_nodes_is_less(engine: str, seed: int, limit: int) -> None:

@@ -137,6 +137,7 @@ def test_a_recalled_search_chooses_as_a_new_one(
     assert answers[0] == answers[1] and len(answers[0]) == 2
 
 
+@pytest.mark.slow
 def test_where_none_fits_the_best_is_written_and_said(
     compiler: Callable[[Peak], list[planner.Strategy]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +171,7 @@ def test_an_interrupt_keeps_the_best_plan_of_the_search(
     assert "interrupted: wrote c.json" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_plan_that_fails_to_compile_is_passed_over_and_where_all_do_it_is_said(
     compiler: Callable[[Peak], list[planner.Strategy]], capsys: pytest.CaptureFixture[str]
 ) -> None:

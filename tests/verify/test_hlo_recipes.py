@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_every_recipe_of_the_notes_runs(tmp_path):
     blocks = re.findall(
         r"^```python\n(.*?)^```", (ROOT / "docs" / "jax-notes.md").read_text(), re.M | re.S

@@ -326,6 +326,7 @@ def exchange_checkpoints(pair: tuple[Strategy, Strategy], source: str, folder: P
         assert np.isfinite(reader.make_step(mesh)(params2, state2, {}, batch, jnp.float32(2))[2])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_checkpoints_of_state_that_is_away(tmp_path: Path, pair: tuple[Strategy, Strategy]) -> None:
     """Saved from the host's memory, read onto devices, and the other way round."""

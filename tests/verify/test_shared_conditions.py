@@ -18,8 +18,12 @@ EAGER = str(Path(__file__).parents[2] / "benchmarks" / "eager.toml")
     ("source", "pins"),
     [
         ("zoo:dit-tiny", "pp=2,dp=2,micro=4"),
-        ("zoo:dit-tiny", "pp=2,tensor=2,micro=2,schedule=gpipe"),
-        ("zoo:deepseek-tiny,layers=2,dense_layers=0", "expert=4"),
+        pytest.param(
+            "zoo:dit-tiny", "pp=2,tensor=2,micro=2,schedule=gpipe", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "zoo:deepseek-tiny,layers=2,dense_layers=0", "expert=4", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_traffic_and_flops_are_exact(source: str, pins: str) -> None:

@@ -118,6 +118,7 @@ def test_reports_say_the_shares(
         assert "error[P059]" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_where_one_kind_is_faster_alone_it_is_planned_alone() -> None:
     """Shares of a small batch are coarse, and gradients cross the slow link."""
     plan = planner.plan("zoo:gpt2-small", hardware="8xh100-sxm+8xv100-32gb", batch=8)
@@ -128,6 +129,7 @@ def test_where_one_kind_is_faster_alone_it_is_planned_alone() -> None:
         assert any("the others are left out" in f["text"] for f in plan.findings)
 
 
+@pytest.mark.slow
 def test_groups_of_unlike_sizes_are_several_islands() -> None:
     plan = planner.plan(MODEL, hardware="16xh100-sxm+8xa100-80gb", batch=768, baselines=False)
     turns = plan.techniques["islands"]

@@ -364,6 +364,7 @@ def test_the_fewest_devices_hold_all_unless_it_is_sent_away() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_front_goes_from_the_fastest_plan_to_the_smallest() -> None:
     rows = sweeper(MLP).front(Point("h100", 4, batch=64))
     figures = [
@@ -563,6 +564,7 @@ def test_json_holds_what_the_table_shows(some: Strategy) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_topology_file_says_how_many_devices_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

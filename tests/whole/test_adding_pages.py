@@ -74,7 +74,16 @@ def typed(page: Path) -> list[tuple[str, list[str]]]:
     return out
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            p, marks=[pytest.mark.slow] * (p.stem in ("adding-a-cost-term", "adding-a-technique"))
+        )
+        for p in PAGES
+    ],
+    ids=lambda p: p.stem,
+)
 def test_what_a_page_shows_is_enough(page: Path, tmp_path: Path) -> None:
     copy, folder = tmp_path / "copy", tmp_path / "folder"
     folder.mkdir()
