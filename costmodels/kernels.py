@@ -57,8 +57,12 @@ def roofline_time_s(device: Device, flops: float, size_bytes: float, dtype: str)
     if not flops and not size_bytes:
         return 0.0
     arithmetic = flops / (device.peak(dtype) * device.efficiency(flops)) if flops else 0.0
-    memory = size_bytes / (device.memory_bytes_per_s * device.memory_efficiency)
-    return max(arithmetic, memory, device.launch_s)
+    return max(arithmetic, memory_time_s(device, size_bytes), device.launch_s)
+
+
+def memory_time_s(device: Device, size_bytes: Amount) -> Amount:
+    """Seconds to read and write so many bytes within a kernel that runs in any case."""
+    return size_bytes / (device.memory_bytes_per_s * device.memory_efficiency)
 
 
 def attention_time_s(

@@ -37,6 +37,7 @@ from planner.sharding.rule import PENDING, Rule, Split
 STRUCTURE = (
     "carried",
     "begins_turns",
+    "biases",
     "saved_collective_ways",
     "dealt",
     "demanded",
@@ -224,6 +225,24 @@ class GraphFacts(BasicFacts):
             and (read := {n for n in nodes[i].inputs if n in made})
             and read <= self.carried
         )
+
+    @cached_property
+    def biases(self) -> frozenset[int]:
+        """Nodes that add a weight of one dim to a product that nothing else reads: on GPUs the
+        product's own kernel does so as it writes its result."""
+        graph = self.graph
+        found = set()
+        for i, rule in enumerate(self.rules):
+            if not rule.flops or operator_of(graph.nodes[i].op).kind != "product":
+                continue
+            readers = graph.consumers.get(graph.nodes[i].outputs[0], ())
+            if len(readers) == 1 and graph.nodes[i].outputs[0] not in graph.outputs:
+                node = graph.nodes[readers[0][0]]
+                other = node.inputs[1 - readers[0][1]] if len(node.inputs) == 2 else ""
+                bias = other in graph.weights and len(graph.tensors[other].shape) == 1
+                if bias and operator_of(node.op).adds == (0, 1):
+                    found.add(readers[0][0])
+        return frozenset(found)
 
     @cached_property
     def demanded(self) -> Mapping[int, Hop]:
@@ -524,6 +543,7 @@ class GraphFacts(BasicFacts):
             i in self.repeated,
             i in self.epilogue,
             i in self.begins_turns,
+            i in self.biases,
             attrs,
         )
 

@@ -20,17 +20,22 @@ from planner.execution.collective import CollectiveUse, ItemSize, float32_sizes
 from planner.execution.engine import Engine, engine_of
 from planner.execution.even_collectives import weights_of_other_stages
 from planner.execution.layout_flow import Flow, cut_layout, stored_layout
-from planner.execution.loops import RepeatedBlock
+from planner.execution.loops import RepeatedBlock, repeated_blocks
 from planner.execution.pipeline import pipeline_of
+from planner.execution.techniques import WRITTEN_OUT
 from planner.sharding.layout import Layout, local_shape
 
 
 def collectives(
     flow: Flow, blocks: Iterable[RepeatedBlock] = (), itemsize: ItemSize | None = None
 ) -> tuple[CollectiveUse, ...]:
-    """Every collective of one optimizer step (training) or one forward pass. `runs` as emitted
-    (none: every node by itself)."""
+    """Every collective of one optimizer step (training) or one forward pass. blocks: the loops of
+    the program (none: every node by itself). Blocks that are written out are no loops, but one
+    function that is called for each repeat: what enters it is converted in every call, also where
+    the first repeat could have read what the operator before it made."""
     size = itemsize or float32_sizes
+    if flow.plan.blocks == WRITTEN_OUT:
+        blocks = repeated_blocks(flow)[0]
     if engine_of(flow.plan) is Engine.UNEVEN:
         uses = uneven_collectives.collectives(flow, size)
     else:

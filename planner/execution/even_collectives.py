@@ -38,6 +38,7 @@ from planner.execution.recompute import (
     remade_conversions,
 )
 from planner.execution.shared_collectives import merged, outside_blocks
+from planner.execution.techniques import WRITTEN_OUT
 from planner.execution.weight_offload import offloaded_names
 from planner.execution.weights_apart import weights_apart
 from planner.graph.ir import Graph
@@ -197,7 +198,8 @@ class _Census:
         if pipeline := self._stages_of(block):
             held, at_a_time = pipeline.blocks_per_stage, pipeline.blocks_per_tick
         for names in block.weights:
-            self.stacked.update(dict.fromkeys(names, (held, at_a_time)))
+            if self.flow.plan.blocks != WRITTEN_OUT:
+                self.stacked.update(dict.fromkeys(names, (held, at_a_time)))
             in_backward = recomputed is not None and names[0] in recomputed.weights
             for name in names[:held]:
                 self.gathers.setdefault(name, []).append((True, in_backward))
@@ -294,7 +296,8 @@ class _Census:
         cuts out of a stack, the scattered gradient of those that only what follows reads."""
         if name in self.stacked:
             return ("forward", "recompute", "gradient")
-        end = max((block.end for block in self.blocks), default=None)
+        loops = self.blocks if self.flow.plan.blocks != WRITTEN_OUT else ()
+        end = max((block.end for block in loops), default=None)
         first = min(i for i, _ in self.flow.graph.consumers[name])
         return ("gradient",) if end is not None and not self.pipeline and first >= end else ()
 

@@ -578,10 +578,7 @@ TECHNIQUES = (
         key="blocks",
         file_type=str,
         optional=True,
-        refused={
-            INFERENCE: "inference copies nothing of what blocks save",
-            FRAMEWORK: _AS_FRAMEWORK,
-        },
+        refused={FRAMEWORK: _AS_FRAMEWORK},
         contradicted=_without_loops,
         words=lambda how: "blocks written out",
     ),

@@ -144,7 +144,7 @@ def bound_by(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> str:
     full, _ = kernel_times(base, i, split, pricer)
     if not full:
         return "nothing: it is a view"
-    if full <= pricer.device.launch_s * (1 + 1e-9):
+    if math.isclose(full, pricer.device.launch_s):
         return "the kernel's launch"
     peaks = dict.fromkeys(pricer.topology.device.peak_flops_per_s, math.inf)
     free_memory = _priced_with(pricer, memory_bytes_per_s=math.inf)

@@ -35,7 +35,8 @@ def kernel_times(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> tupl
     Products: one kernel forward, one as large per operand with a gradient; attention makes its
     scores again. Memory-bound work: operands and results cross memory once (a fused operator only
     writes its result), twice that backward (norms on GPUs more), and once more in a gated unit,
-    which makes it again.
+    which makes it again. On GPUs biases of products and other orders of elements pay no launch
+    forward: another kernel does that as it writes or reads them.
     """
     ins, outs = local_bytes(base, i, split, pricer)
     forward, backward = times_of(
@@ -84,7 +85,7 @@ def times_of(
     """`kernel_times` of several splits. ins, outs: bytes of the node's local operands and results.
     [splits] each"""
     graph, rule, mesh, splits = base.graph, base.rules[i], pricer.sizes, cuts.splits
-    node = graph.nodes[i]
+    node, on_gpu = graph.nodes[i], pricer.topology.device.kind == "gpu"
     if pricer.runtime.kernels is not None:
         from planner.pricing.frameworks.kernels import times
 
@@ -116,18 +117,22 @@ def times_of(
         flops = rule.flops * cuts.share(rule) * wider if rule.flops else 0 * outs
         conv = operator.kind == "convolution"
         product = product_of(rule, cuts, flops, wider, conv) if pricer.device.tiles else None
-        forward = pricer.kernels_s(flops, moved, dtype, product)
+        if on_gpu and (i in base.biases or (operator.rearranges and fused)):
+            forward = pricer.carried_s(moved, dtype)
+        else:
+            forward = pricer.kernels_s(flops, moved, dtype, product)
         if product is not None:
             return forward, _gradients_s(base, i, cuts, product, moved, pricer)
     if not base.training or base.grad.isdisjoint(node.outputs):
         return forward, np.zeros(len(splits))
-    on_gpu = pricer.topology.device.kind == "gpu"
     again = (operator.gpu_backward if on_gpu else 2) + (i in base.gated.nodes)
     more = base.backward[i] if rule.flops else again
     if rule.flops and rule.fringe and node.inputs[0] in base.grad:
         return forward, (more + np.array([rule.beyond(split, mesh) for split in splits])) * forward
     sums = on_gpu and operator.gpu_sums > 0 and node.inputs[1] in base.grad
-    return forward, more * forward + sums * operator.gpu_sums * pricer.device.launch_s
+    # What another kernel does forward has kernels of its own backward.
+    alone = np.maximum(forward, (forward > 0) * pricer.device.launch_s)
+    return forward, more * alone + sums * operator.gpu_sums * pricer.device.launch_s
 
 
 def _gradients_s(

@@ -232,7 +232,8 @@ def _of_written_out(base: GraphFacts, flow: Flow, pricer: Pricer) -> MemoryParts
     pass to its backward pass."""
     apart = replace(flow, plan=replace(flow.plan, repeated_blocks=(), blocks=LOOPED))
     parts = memory_parts(base, apart, pricer)
-    assert parts.liveness is not None
+    if parts.liveness is None:  # forward passes keep nothing
+        return parts
     slopes = np.zeros(len(base.graph.nodes))
     for i, size in slope_bytes(base, apart, pricer):
         slopes[i] = size * (1 + pricer.runtime.memory_slack)

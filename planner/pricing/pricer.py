@@ -71,8 +71,10 @@ class Pricer:
         self.runtime = self.runtime.on(self.topology.device.name, self.recipe.compute in EIGHT_BIT)
 
     def writes_out(self, base: GraphFacts) -> bool:
-        """Whether plans of a graph may have their blocks written out."""
-        return bool(base.loops) and len(base.graph.nodes) <= self.written_out_up_to
+        """Whether plans of a graph may have their blocks written out. Weights of phases that serve
+        are arrays of their own in any case."""
+        few = len(base.graph.nodes) <= self.written_out_up_to
+        return bool(base.loops) and few and not base.graph.unstacked
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -289,6 +291,11 @@ class Pricer:
     def kernel_s(self, flops: float, size_bytes: float, dtype: str) -> float:
         """Seconds of one kernel: the slower of arithmetic and memory, and the launch floor."""
         return compute.roofline_time_s(self.device, flops, size_bytes, dtype)
+
+    def carried_s(self, size_bytes: np.ndarray, dtype: str) -> np.ndarray:
+        """Seconds of what another kernel does on its way: bytes that it moves more, no launch.
+        dtype: what it computes in. [splits]"""
+        return compute.memory_time_s(self.device, size_bytes)
 
     def kernels_s(
         self, flops: np.ndarray, size_bytes: np.ndarray, dtype: str, product: Product | None = None

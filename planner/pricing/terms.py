@@ -82,6 +82,13 @@ class Noting(Pricer):
         self.noted.append(Term(flops, size_bytes, 1.0, dtype, None, seconds))
         return seconds
 
+    def carried_s(self, size_bytes: np.ndarray, dtype: str) -> np.ndarray:
+        """As Pricer's, noted."""
+        found = super().carried_s(size_bytes, dtype)
+        for size, seconds in zip(size_bytes.tolist(), found.tolist(), strict=True):
+            self.noted.append(Term(0.0, size, 1.0, dtype, None, seconds))
+        return found
+
     def kernels_s(
         self, flops: np.ndarray, size_bytes: np.ndarray, dtype: str, product: Product | None = None
     ) -> np.ndarray:

@@ -126,7 +126,7 @@ class Workspace:
                 self.request.recipe,
                 self._atlas,
                 offload=self.request.offload,
-                written_out_up_to=self.request.written_out_up_to if self.training else 0,
+                written_out_up_to=self.request.written_out_up_to,
                 kept=self.tables,
             )
         return self._pricers[mesh]

@@ -107,7 +107,14 @@ def test_bounds_hold_for_every_way_to_recompute(source: str) -> None:
 
 def test_a_forward_pass_cuts_its_weights_out_once_and_programs_that_serve_have_no_stacks() -> None:
     made = planner.plan(
-        GPT, devices=1, batch=8, hardware="h100-sxm", workload="infer", baselines=False, cache=None
+        GPT,
+        devices=1,
+        batch=8,
+        hardware="h100-sxm",
+        workload="infer",
+        pins="blocks=looped",
+        baselines=False,
+        cache=None,
     )
     base = GraphFacts.of(Model.open(GPT, Workload("infer", batch=8), 1).graph(1), training=False)
     sizes = [2 * base.graph.tensors[name].elements for name in base.stacks]

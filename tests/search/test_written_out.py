@@ -12,6 +12,7 @@ from planner.execution.techniques import LOOPED, RECOMPUTE, WRITTEN_OUT
 from planner.pricing import written_out
 from planner.search.build_request import make_request
 from planner.search.search import Search
+from planner.verify import worker
 from planner.workload.model import Model, Workload
 
 GPT = "zoo:gpt2-small,layers=4"
@@ -54,6 +55,37 @@ def test_long_programs_and_other_devices_have_loops(monkeypatch: pytest.MonkeyPa
     assert step().chosen.blocks == "looped"
     assert step("blocks=written-out").chosen.blocks == "written-out"
     assert written_out.LONGEST > 10
+
+
+def test_forward_passes_copy_no_weights() -> None:
+    """Nothing is cut out of stacks, and no more memory is taken."""
+    free, looped = (step(pins, workload="infer") for pins in (None, "blocks=looped"))
+    assert free.chosen.blocks == "written-out" and looped.chosen.blocks == "looped"
+    assert "loop_copy_time_s" not in free.costs and looped.costs["loop_copy_time_s"] > 0
+    assert free.cost.step_time_s < looped.cost.step_time_s
+    assert free.solver["bound_s"] <= free.cost.step_time_s * (1 + 1e-9)
+    peaks = [s.costs["memory_per_device_bytes"] for s in (free, looped)]
+    assert peaks[0] <= peaks[1] * 1.01
+    assert step(source="zoo:llama-tiny", workload="infer", hardware="cpu").chosen.blocks == "looped"
+
+
+@pytest.mark.parametrize(
+    ("source", "workload"),
+    [
+        ("zoo:gpt-tiny", "infer"),
+        ("zoo:bert-tiny,layers=3", "infer"),
+        pytest.param("zoo:t5-tiny", "infer", marks=pytest.mark.slow),
+        ("zoo:gpt-tiny", "train"),
+        pytest.param("zoo:bert-tiny,layers=3", "train", marks=pytest.mark.slow),
+    ],
+)
+def test_what_enters_a_block_is_converted_for_each_repeat(source: str, workload: str) -> None:
+    """One function is called for every repeat: the first does not read what was made whole before
+    it, though a graph without blocks would let it."""
+    pins = "dp=2,tp=4,blocks=written-out"
+    options = {"hardware": "cpu", "batch": 16, "precision": "fp32", "workload": workload}
+    report = worker.verify(step(pins, source, **options), source, run=False)
+    assert report.ok, report.verdicts
 
 
 @pytest.mark.parametrize("other", ["recompute=block", "zero=3", "pp=2", "copies=2"])
