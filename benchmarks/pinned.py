@@ -3,7 +3,7 @@
     python -m benchmarks.pinned [--draws 500] [--seed 1] [--only WORD] [--save FILE]
 
 A draw takes one of CASES and pins one to four things at random: degrees of the mesh, the ZeRO
-stage, recompute, microbatches, virtual stages. The rest is searched. As the free search may choose
+stage, recompute, microbatches, virtual stages, and how blocks run. The rest is searched. As the free search may choose
 all that a pinned one may, and both are priced by one cost model, no draw should be faster than the
 free plan by more than TIE. Draws that contradict the machine or the batch, or of which nothing
 fits, are counted and prove nothing. Exit status 1 where pins win.
@@ -34,18 +34,21 @@ OTHERS = {
     "recompute": ("none", "selective", "block"),
     "micro": ("1", "2", "4", "8", "16", "32", "64"),
     "vpp": ("2", "4"),
+    "blocks": ("looped", "written-out"),
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model on a machine; launcher "" is any plan, in programs that are emitted."""
+    """A model on a machine; launcher "" is any plan, in programs that are emitted. limit_gib:
+    memory that a plan may take, where that is less than the device's."""
 
     spec: str
     hardware: str
     devices: int
     batch: int
     launcher: str = ""
+    limit_gib: float | None = None
 
     def plan(self, pins: str | None) -> Strategy:
         """The plan with some pins, or the free one."""
@@ -55,6 +58,7 @@ class Case:
             hardware=self.hardware,
             batch=self.batch,
             launcher=self.launcher,
+            memory_limit_bytes=None if self.limit_gib is None else int(self.limit_gib * 2**30),
             pins=pins,
             baselines=pins is None,
             remedies=False,
@@ -64,6 +68,7 @@ class Case:
     def name(self) -> str:
         """In a line of output."""
         way = f" --for {self.launcher}" if self.launcher else ""
+        way += f" in {self.limit_gib:g} GiB" if self.limit_gib else ""
         return f"{self.spec.removeprefix('zoo:')} on {self.devices} {self.hardware}{way}"
 
 
@@ -92,10 +97,17 @@ OTHER = (
     ("zoo:resnet50", "h100-sxm", 16, 512),
     ("zoo:llama3-70b", "tpu-v5p", 256, 512),
 )
+SHORT = (
+    ("zoo:llama3-8b,layers=8", "h100-sxm", 8, 64, "", 24.0),
+    ("zoo:gpt2-medium", "h100-sxm", 8, 64, "", 6.0),
+    ("zoo:t5-large", "a100-80gb", 8, 64, "", 12.0),
+    ("zoo:llama3-8b", "h100-sxm", 64, 512, "", 40.0),
+)
 CASES = (
     *(Case(*row) for row in (*SMALL, *LONG, *EXPERTS, *OTHER)),
     *(Case(*row) for row in LARGE),
     *(Case(*row, "megatron") for row in LARGE),
+    *(Case(*row) for row in SHORT),
 )
 
 
