@@ -46,6 +46,9 @@ _NAMES_ALONE = frozenset(
         "tuple",
     }
 )
+_NO_WORK = re.compile(r'custom_call_target="(?:AllocateBuffer|AssumeGatherIndicesInBound)"')
+"""Calls of TPUs that move nothing: room for a stack that a loop fills, whatever is in it, and a
+promise about indices."""
 _FUSIONS = ("fusion", "fusion-start")
 """A fusion, and one that later kernels need not wait for, which jax 0.11 makes of copies out of and
 into stacks."""
@@ -95,6 +98,7 @@ def kernel_of(module: Module, instruction: Instruction, computation: Computation
         or opcode in _CONTROL
         or opcode.endswith("-done")
         or COLLECTIVE.match(opcode)
+        or (opcode == "custom-call" and _NO_WORK.search(instruction.attributes))
     ):
         return None
     attention = fused_attention(instruction, computation)
