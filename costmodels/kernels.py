@@ -93,19 +93,27 @@ def order_s_per_byte(device: Device) -> float:
 def loop_copy_time_s(device: Device, cut_bytes: Amount, put_bytes: Amount) -> Amount:
     """Seconds that a loop over blocks takes to copy parts out of stacks and into them
     (memory-bound). What is cut out is read and written; what is put in is too, into a stack that
-    was filled with zeros before.
+    was filled with zeros before. On TPUs what is cut out is brought into on-chip memory, and
+    a stack is not filled.
     """
-    return (2 * cut_bytes + 3 * put_bytes) / (device.memory_bytes_per_s * device.memory_efficiency)
+    on_tpu = device.kind == "tpu"
+    moved = cut_bytes + 2 * put_bytes if on_tpu else 2 * cut_bytes + 3 * put_bytes
+    return memory_time_s(device, moved)
 
 
 def weight_copy_time_s(
     device: Device, cut_bytes: Amount, cuts: Amount | int, put_bytes: Amount
 ) -> Amount:
     """Seconds that a turn of a loop over blocks takes to copy a weight out of its stack, so many
-    times, and its gradient into another: each is a kernel, and small ones take the launch floor."""
+    times, and its gradient into another: each is a kernel, and small ones take the launch floor.
+    TPUs' kernels read weights where the stack has them, and write gradients there: stacks that both
+    passes read are brought into another order of dims once, and so are gradients'."""
     from numpy import maximum
 
     rate = device.memory_bytes_per_s * device.memory_efficiency
+    if device.kind == "tpu":
+        whole: Amount = (2 * cut_bytes * (cuts - 1) * (cuts > 0) + 3 * put_bytes) / rate
+        return whole
     cut, put = (maximum(x / rate, device.launch_s) for x in (2 * cut_bytes, 3 * put_bytes))
     seconds: Amount = (cut_bytes > 0) * cuts * cut + (put_bytes > 0) * put
     return seconds

@@ -38,6 +38,7 @@ STRUCTURE = (
     "carried",
     "begins_turns",
     "biases",
+    "copied_apart",
     "saved_collective_ways",
     "dealt",
     "demanded",
@@ -59,6 +60,9 @@ STRUCTURE = (
 )
 """Derived parts of a GraphFacts that follow from the nodes and how they are wired, whatever the
 extents."""
+
+OWN_KERNELS = ("attention", "experts")
+"""Kinds of operators whose kernels compilers fuse nothing into."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +247,31 @@ class GraphFacts(BasicFacts):
                 if bias and operator_of(node.op).adds == (0, 1):
                     found.add(readers[0][0])
         return frozenset(found)
+
+    @cached_property
+    def copied_apart(self) -> frozenset[tuple[int, int]]:
+        """(class, operand, or -1 - k of result k) of nodes in loops whose tensor compilers copy
+        into a stack and out of it also where the kernels that make and read it could do so: what
+        enters a repeat, what norms read, and what kernels of ours read or make (attention,
+        experts')."""
+        graph, found = self.graph, dict[tuple[int, int], bool]()
+        starts = repeat_starts(self.loops)
+
+        @cache
+        def apart(name: str) -> bool:
+            made = graph.producer.get(name)
+            kinds = {operator_of(graph.nodes[i].op).kind for i, _ in graph.consumers.get(name, ())}
+            own = made is not None and operator_of(graph.nodes[made].op).kind in OWN_KERNELS
+            return own or not kinds.isdisjoint((*OWN_KERNELS, "norm"))
+
+        for i in self.looped:
+            node = graph.nodes[i]
+            results = ((-1 - k, name) for k, name in enumerate(node.outputs))
+            for slot, name in (*enumerate(node.inputs), *results):
+                enters = slot >= 0 and saved_in(graph, starts, i, name) < 0
+                key = self.shared[i], slot
+                found[key] = found.get(key, True) and (enters or apart(name))
+        return frozenset(key for key, copied in found.items() if copied)
 
     @cached_property
     def demanded(self) -> Mapping[int, Hop]:

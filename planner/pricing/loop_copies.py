@@ -67,20 +67,36 @@ def loop_copies_s(
             seconds += each * pricer.loop_copy_s(size, size)
     away = offloaded_by_name(flow)
     for run, replay in recomputed_blocks(flow, runs):
-        values = saved_in_repeat(base, flow, replay, pricer)
-        size = run.repeats * sum(size for name, size in values if name not in away)
+        size = run.repeats * sum(
+            size
+            for name, size in saved_in_repeat(base, flow, replay, pricer)
+            if name not in away and copied(base, name, pricer)
+        )
         seconds += passes(run.first) * pricer.loop_copy_s(size, size)
     return seconds
+
+
+def copied(base: GraphFacts, name: str, pricer: Pricer) -> bool:
+    """Whether a value that a recomputed block saves is copied into its stack and out of it by
+    kernels of its own."""
+    i = base.graph.producer[name]
+    key = base.shared[i], -1 - base.graph.nodes[i].outputs.index(name)
+    return not pricer.fills_stacks or key in base.copied_apart
 
 
 def stacked_activations(
     base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer
 ) -> Iterator[tuple[int, float]]:
-    """(node, bytes) of what nodes inside loops save for their backward pass, of one microbatch; of
-    recomputed blocks what enters each repeat, unless that waits in the host's memory."""
+    """(node, bytes) of what is copied of that which nodes inside loops save for their backward
+    pass, of one microbatch; of recomputed blocks what enters each repeat, unless that waits in the
+    host's memory."""
     plan, starts = flow.plan, repeat_starts(tuple((r.first, r.period, r.repeats) for r in runs))
     for i, name, size in saved_tensors(base, flow, pricer):
         if i not in starts:
+            continue
+        node = flow.graph.nodes[i]
+        slot = node.inputs.index(name) if name in node.inputs else -1 - node.outputs.index(name)
+        if pricer.fills_stacks and (base.shared[i], slot) not in base.copied_apart:
             continue
         enters = saved_in(flow.graph, starts, i, name) < 0
         if plan.recompute == "none" or (enters and "activations" not in plan.offload):

@@ -376,6 +376,12 @@ class Pricer:
             else 0 * cut_bytes
         )
 
+    @property
+    def fills_stacks(self) -> bool:
+        """Whether kernels put their results into stacks of loops, and read operands there, by
+        themselves: those of TPUs (planner.analysis.facts.GraphFacts.copied_apart)."""
+        return self.device.kind == "tpu"
+
     def weight_copy_s(self, cut_bytes: Amount, cuts: Amount | int, put_bytes: Amount) -> Amount:
         """Seconds to copy one repeat's weight out of its stack, so many times, and its gradient
         into another. Profiles of frameworks: nothing, as above."""

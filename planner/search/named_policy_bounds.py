@@ -24,6 +24,7 @@ import numpy as np
 from planner.analysis.facts import GraphFacts
 from planner.execution.block_values import block_values
 from planner.execution.save_policies import saving
+from planner.pricing.loop_copies import copied
 from planner.search.relaxation import Relaxation, units
 from planner.space.assemble import Techniques, least_working, parts_of_stage, slowdown
 from planner.space.named_policies import bytes_of_value
@@ -41,12 +42,14 @@ Names = tuple[str, tuple[str, ...]]
 class NamedValues:
     """Of one node of every variable, per option: again_s: seconds that run again in any case;
     spared_s: seconds that do unless the named value that the variable makes is saved; saved_bytes:
-    what that takes at least, of all repeats. [options] names: of the values of each such variable.
+    what that takes at least, of all repeats; copied_bytes: what is copied of it into stacks and out
+    of them. [options] names: of the values of each such variable.
     """
 
     again_s: np.ndarray
     spared_s: np.ndarray
     saved_bytes: np.ndarray
+    copied_bytes: np.ndarray
     names: Mapping[int, tuple[str, ...]]
 
 
@@ -63,7 +66,7 @@ def _named_values(space: Space) -> NamedValues:
     names = block_values(base.graph, base.loops)
     kept = {t: name for t, name in names.items() if t not in base.gated.tensors}
     repeats = {i: n for first, each, n in base.loops for i in range(first, first + each)}
-    again, spared, sizes = ([np.zeros(v.options) for v in variables] for _ in range(3))
+    again, spared, sizes, stacked = ([np.zeros(v.options) for v in variables] for _ in range(4))
     saves: dict[int, dict[str, None]] = {}
     for i, met in _named_ways(base, kept).items():
         k = space.op_of[base.shared[i]]
@@ -80,10 +83,12 @@ def _named_values(space: Space) -> NamedValues:
     for k, tensors in saves.items():
         each = [repeats[base.graph.producer[t]] * bytes_of_value(space, t, k) for t in tensors]
         sizes[k] = np.minimum.reduce(each)
+        stacked[k] = sizes[k] * all(copied(base, t, space.pricer) for t in tensors)
     return NamedValues(
         np.concatenate(again),
         np.concatenate(spared),
         np.concatenate(sizes),
+        np.concatenate(stacked),
         {k: tuple(dict.fromkeys(kept[t] for t in tensors)) for k, tensors in saves.items()},
     )
 
@@ -239,7 +244,8 @@ class NamedRelaxation(Relaxation):
             price, slow = self.space.pricer, slowdown(self.space, techniques)
             size = self._values.saved_bytes
             each = np.repeat(self.space.parts * passes, times)
-            copies, sent = price.loop_copy_s(size, size) * each, 2 * price.host_s(size) * each
+            stacked = self._values.copied_bytes
+            copies, sent = price.loop_copy_s(stacked, stacked) * each, 2 * price.host_s(size) * each
             part = (
                 self.space.parts
                 / max(1, techniques.microbatches)

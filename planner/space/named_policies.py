@@ -19,6 +19,7 @@ from planner.analysis.recompute_demand import Demand, demand_of
 from planner.execution.block_values import block_values
 from planner.execution.save_policies import offloaded_values, saved_names
 from planner.pricing.kernels import named_beside
+from planner.pricing.loop_copies import copied
 from planner.pricing.peak_memory import PARKED_ARRAYS
 from planner.sharding.layout import local_shape
 from planner.sharding.rule import Split
@@ -30,13 +31,14 @@ class PolicyCosts:
     """recompute_s: seconds of one node that run again [options]. saved_bytes: of named values that
     are saved on the device, in all repeats, without what an allocator leaves unused; sent_bytes: of
     those that wait in the host's memory; on_way_bytes: of the latter what is on the device at a
-    time [options]."""
+    time; copied_bytes: of saved_bytes what is copied into stacks and out of them [options]."""
 
     demand: Demand
     recompute_s: np.ndarray
     saved_bytes: np.ndarray
     sent_bytes: np.ndarray
     on_way_bytes: np.ndarray
+    copied_bytes: np.ndarray
 
 
 def policy_costs(space: Space, recompute: str) -> PolicyCosts:
@@ -52,8 +54,8 @@ def _costs(space: Space, recompute: str) -> PolicyCosts:
     base, names = space.base, frozenset(saved_names(recompute))
     away, values = offloaded_values(recompute), block_values(base.graph, base.loops)
     demand = demand_of(base, frozenset(t for t, name in values.items() if name in names))
-    seconds, sizes, sent, on_way = (
-        [np.zeros(v.options) for v in space.variables] for _ in range(4)
+    seconds, sizes, sent, on_way, stacked = (
+        [np.zeros(v.options) for v in space.variables] for _ in range(5)
     )
     for k, v in enumerate(space.variables):
         if v.kind == "op" and v.node in demand.again:
@@ -63,11 +65,12 @@ def _costs(space: Space, recompute: str) -> PolicyCosts:
         each = bytes_of_value(space, tensor, k)
         if values[tensor] not in away:
             sizes[k] = sizes[k] + repeats * each
+            stacked[k] = stacked[k] + repeats * each * copied(base, tensor, space.pricer)
             continue
         sent[k] = sent[k] + repeats * each
         if len(base.loops) == 1:  # of several blocks those of the largest are, whichever that is
             on_way[k] = on_way[k] + PARKED_ARRAYS * each
-    return PolicyCosts(demand, *map(np.concatenate, (seconds, sizes, sent, on_way)))
+    return PolicyCosts(demand, *map(np.concatenate, (seconds, sizes, sent, on_way, stacked)))
 
 
 def bytes_of_value(space: Space, tensor: str, k: int) -> np.ndarray:

@@ -405,7 +405,9 @@ class Kinds:
                 remat = remat + entering * stays * own
                 one_repeat = one_repeat + first * own
                 epilogue = epilogue + after * own
-                if i in base.looped and base.training:
+                key = base.shared[i], slot
+                filled = self.pricer.fills_stacks and key not in base.copied_apart
+                if i in base.looped and base.training and not filled:
                     stacked = stacked + total * one
                     entering_stacks = entering_stacks + entering * stays * one
                 if base.written_out and slot >= 0 and node.inputs[slot] in self.graph.inputs:

@@ -98,7 +98,7 @@ def copied_s(space: Space, recompute: str) -> np.ndarray:
     if not is_named(recompute):
         return copies[recompute]
     policy, price = policy_costs(space, recompute), space.pricer
-    copied = copies["block"] + price.loop_copy_s(policy.saved_bytes, policy.saved_bytes)
+    copied = copies["block"] + price.loop_copy_s(policy.copied_bytes, policy.copied_bytes)
     return copied + 2 * price.host_s(policy.sent_bytes)
 
 
