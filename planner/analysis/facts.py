@@ -39,6 +39,7 @@ STRUCTURE = (
     "begins_turns",
     "biases",
     "copied_apart",
+    "after_products",
     "saved_collective_ways",
     "dealt",
     "demanded",
@@ -246,6 +247,31 @@ class GraphFacts(BasicFacts):
                 bias = other in graph.weights and len(graph.tensors[other].shape) == 1
                 if bias and operator_of(node.op).adds == (0, 1):
                     found.add(readers[0][0])
+        return frozenset(found)
+
+    @cached_property
+    def after_products(self) -> frozenset[int]:
+        """Element-wise operators of what a product, a convolution or a norm made, and what others of
+        them made of it, in the order of its elements: TPUs' kernels compute them as they write
+        their results, and their gradients as others read them."""
+        graph, found = self.graph, set[int]()
+        made = {
+            name
+            for i, node in enumerate(graph.nodes)
+            if operator_of(node.op).kind in ("product", "convolution", "norm")
+            for name in node.outputs
+        }
+        for i, node in enumerate(graph.nodes):
+            operator = operator_of(node.op)
+            of_product = [n for n in node.inputs if n in made]
+            if not of_product or not operator.fusible:
+                continue
+            last = {graph.tensors[n].shape[-1:] for n in (of_product[0], node.outputs[0])}
+            if operator.free and len(last) == 1:
+                made.add(node.outputs[0])
+            elif not operator.passes_values and not operator.free:
+                found.add(i)
+                made.update(n for n in node.outputs if n)
         return frozenset(found)
 
     @cached_property
@@ -573,6 +599,7 @@ class GraphFacts(BasicFacts):
             i in self.epilogue,
             i in self.begins_turns,
             i in self.biases,
+            i in self.after_products,
             attrs,
         )
 

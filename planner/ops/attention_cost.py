@@ -212,7 +212,8 @@ def _blocks(pieces: Pieces, split: Split) -> tuple[tuple[int, float, int], ...]:
 def _of_block(pieces: Pieces, split: Split, block: tuple[int, float, int], read: float) -> Passes:
     """Every product, and every pass over scores between them, is a kernel of its own. The backward
     pass makes scores and weights again. Operands are read from memory by each product. block: one
-    of `_blocks`; read: what it reads of two of q, k, v and the result."""
+    of `_blocks`; read: what it reads of two of q, k, v and the result. Scores of a block that a
+    TPU's core has room for stay in its own memory."""
     often, rows, keys = block
     graph, node = pieces.graph, pieces.node
     (q,) = graph.shapes(node.inputs[:1])
@@ -221,13 +222,14 @@ def _of_block(pieces: Pieces, split: Split, block: tuple[int, float, int], read:
     (out,), local = pieces.rule.results, pieces.rule.local(split, pieces.mesh)
     of_keys = 2 * scores * q[3]
     of_values = 2 * scores * prod(local[f] for f in out[3])
+    in_memory = scores * (SCORE + 2 * weight) > pieces.on_chip
     masked = SCORE if node.attrs.get("causal", 0) or has_mask(node) else 0
 
     def product(of: float, score_bytes: float) -> Kernel:
-        return Kernel(of, score_bytes * scores + read, often)
+        return Kernel(of, in_memory * score_bytes * scores + read, often)
 
     def between(score_bytes: float) -> Kernel:
-        return Kernel(0.0, score_bytes * scores, often)
+        return Kernel(0.0, in_memory * score_bytes * scores, often)
 
     gradient, wide = SCORE + 2 * weight, keys > LONGEST_ROW
     softmax = (2 * SCORE + masked, SCORE, SCORE + weight) if wide else (SCORE + masked + weight,)

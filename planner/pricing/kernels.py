@@ -36,7 +36,8 @@ def kernel_times(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> tupl
     scores again. Memory-bound work: operands and results cross memory once (a fused operator only
     writes its result), twice that backward (norms on GPUs more), and once more in a gated unit,
     which makes it again. On GPUs biases of products and other orders of elements pay no launch
-    forward: another kernel does that as it writes or reads them.
+    forward: another kernel does that as it writes or reads them. On TPUs kernels of products do all
+    element-wise work on their results.
     """
     ins, outs = local_bytes(base, i, split, pricer)
     forward, backward = times_of(
@@ -91,7 +92,8 @@ def times_of(
 
         return times(base, i, cuts, ins, outs, pricer)
     operator, dtype = operator_of(node.op), program_type(graph, i, pricer.recipe)
-    if operator.free or node.attrs.get(OF_PRODUCT):
+    of_product = pricer.topology.device.kind == "tpu" and i in base.after_products
+    if operator.free or node.attrs.get(OF_PRODUCT) or of_product:
         return np.zeros(len(splits)), np.zeros(len(splits))
     if dtype != "float32" and dtype != pricer.recipe.between:
         return float8_times(base, i, cuts, pieces_of(base, i, splits, pricer, cuts), outs, pricer)
