@@ -251,8 +251,8 @@ class GraphFacts(BasicFacts):
 
     @cached_property
     def after_products(self) -> frozenset[int]:
-        """Element-wise operators of what a product, a convolution or a norm made, and what others of
-        them made of it, in the order of its elements: TPUs' kernels compute them as they write
+        """Element-wise operators of what a product, a convolution or a norm made, and of what such
+        operators made of it in the order of its elements: TPUs' kernels compute them as they write
         their results, and their gradients as others read them."""
         graph, found = self.graph, set[int]()
         made = {

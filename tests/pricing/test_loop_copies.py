@@ -84,6 +84,34 @@ def test_programs_without_loops_copy_nothing() -> None:
     assert "loop_copy_time_s" not in s.costs
 
 
+@pytest.mark.parametrize("recompute", ["none", "block", "save:context+mlp_up"])
+def test_tpus_copy_what_norms_and_attention_save(recompute: str) -> None:
+    """What products and element-wise operators save is put into its stack by the kernel that makes
+    it: bytes by hand. Stacks of weights that both passes read are brought into another order."""
+    chip = load_device("tpu-v5p")
+    rate = chip.memory_bytes_per_s * chip.memory_efficiency
+    pins = f"dp=8,zero=0,micro=1,recompute={recompute}"
+    made = planner.plan(GPT, devices=8, batch=64, hardware="v5p", pins=pins, baselines=False)
+    layers, hidden, rows = 6, 768, 64 // 8 * 1024
+    tensor = layers * rows * hidden * 2
+    # What enters the block; with all saved what enters its second norm, q, k, v and the context
+    # too, of heads of 64 in tiles of 128, and Splash's own context.
+    tensors = {"none": (6, 12), "block": (1, 1), "save:context+mlp_up": (2, 5)}[recompute]
+    weights = layers * 12 * hidden**2 * 2
+    least, most = (3 * n * tensor + 5 * weights for n in tensors)
+    assert least / rate <= made.costs["loop_copy_time_s"] <= 1.08 * most / rate
+
+
+@pytest.mark.parametrize("recompute", [*RECOMPUTE, "save:q+k+v+context", "save:mlp_up"])
+def test_bounds_hold_on_tpus(recompute: str) -> None:
+    """The space takes no more than the price of a plan, whatever is saved by name."""
+    pins = f"zero=1,micro=1,recompute={recompute}"
+    made = planner.plan(
+        GPT, devices=8, batch=64, hardware="tpu-v5p", pins=pins, baselines=False, cache=None
+    )
+    assert made.solver["bound_s"] <= made.cost.step_time_s * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("source", [GPT, "zoo:llama-tiny,layers=4"])
 def test_bounds_hold_for_every_way_to_recompute(source: str) -> None:
     """Small blocks are faster recomputed than saved: what is known of one way to recompute bounds
