@@ -2,8 +2,10 @@
 
 A program keeps the weights of all repeats in one array, and what the backward pass reads of each
 repeat likewise. Compilers cut a repeat's part out and put its results in by copies: kernels of
-their own that read and write memory and nothing else, on GPUs, TPUs and CPUs alike (by the compiled
-text; benchmarks/RESULTS.md, "Copies of loops").
+their own that read and write memory and nothing else, on GPUs and CPUs (by the compiled text;
+benchmarks/RESULTS.md, "Copies of loops"). On TPUs most kernels put their results into stacks and
+read operands there: copied is what norms, attention and experts' kernels read or make, and what
+enters a repeat ("Kernels of TPUs").
 """
 
 from __future__ import annotations
