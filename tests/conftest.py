@@ -28,6 +28,9 @@ os.environ["MESHWRIGHT_CACHE"] = "off"  # every test searches itself, whatever r
 
 os.environ["MESHWRIGHT_DEBUG"] = "1"  # what fails softly for users, the cache, fails here
 
+import itertools
+
+import pytest
 from hypothesis import settings
 
 # How long an example takes says more about the machine than about the code.
@@ -37,3 +40,16 @@ settings.load_profile("meshwright")
 # Tracing makes and drops objects by the million, next to none of them in cycles: at Python's own
 # thresholds a sixth of the tests' time is spent looking for some.
 gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of tests that are marked `one_in` all cases but one in so many are slow."""
+    count: dict[str, itertools.count[int]] = {}
+    for item in items:
+        marker = item.get_closest_marker("one_in")
+        if marker is None or item.get_closest_marker("slow"):
+            continue
+        place = next(count.setdefault(item.nodeid.partition("[")[0], itertools.count()))
+        if place % marker.args[0]:
+            item.add_marker(pytest.mark.slow)

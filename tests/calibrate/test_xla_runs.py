@@ -46,6 +46,7 @@ def prepared(rows: list[dict[str, Any]]) -> list[Prepared]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "gpu large")) for n in MOST]
 )

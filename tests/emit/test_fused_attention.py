@@ -122,6 +122,7 @@ def test_segments_are_served_by_both_kernels() -> None:
             assert attention_kernel(*operands(), SEGMENTS) == kernel
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kernel", ["splash", "cudnn", "blocks"])
 def test_queries_see_the_keys_of_their_segment(
@@ -165,6 +166,7 @@ def test_queries_see_the_keys_of_their_segment(
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("scanned", [False, True], ids=("alone", "scanned"))
 @pytest.mark.parametrize(
     ("heads", "causal", "window", "cap"),
@@ -278,6 +280,7 @@ def test_values_narrower_than_keys_go_through_kernels(
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("causal", "window"), [(False, 0), (True, 0), (True, 5)])
 @pytest.mark.parametrize("kind", [*MASKS, "trained terms of heads", "none"])
 @pytest.mark.parametrize(("queries", "keys"), [(16, 16), (9, 15)])
@@ -350,6 +353,7 @@ def test_blocks_meet_the_keys_that_prices_count(queries: int, keys: int, window:
         assert positions.pairs(queries, keys) <= positions.computed_pairs(queries, keys, whole)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("queries", "keys", "window", "start"),
     [

@@ -85,6 +85,7 @@ def head_of(graph: Graph) -> tuple[int, int]:
     return head, loss
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("_all_odd")
 @pytest.mark.parametrize(
     ("spec", "backend", "changes"),

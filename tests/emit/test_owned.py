@@ -123,6 +123,7 @@ RUN = ("mlp", "mixtral", "gpt-infer")
 values to begin with."""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(c, marks=[pytest.mark.slow] * (c in ("gpt-stages", "mixtral"))) for c in CASES],
@@ -220,6 +221,7 @@ def test_what_a_model_defines_stands_in_place_of_the_runtimes() -> None:
     assert all(np.array_equal(before[key], x) for key, x in params.items())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("own", "other", "pins"),
     [

@@ -146,6 +146,7 @@ def agree(one: Any, other: Any, tolerance: float = 2e-5) -> None:
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow), 8])
@@ -169,6 +170,7 @@ def test_long_pieces_come_in_blocks_of_queries(monkeypatch: pytest.MonkeyPatch) 
     agree(found, unsharded(operands, 2, True))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("groups", [2, 1])
 @pytest.mark.parametrize("causal", [True, False])
 def test_splash_attends_to_pieces(

@@ -75,6 +75,7 @@ def test_every_way_of_tensor_parallelism_is_counted_by_hand() -> None:
     } == {(s, t) for s in ("megatron", "sequence") for t in ("plain", "micro2")}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", list(cases(quick=True)), ids=lambda c: c.name)
 def test_predictions_are_what_is_compiled(case: Case) -> None:
     assert compiled(case).differences() == ()
@@ -374,6 +375,7 @@ def test_gradients_that_are_sums_of_one_term_are_no_products(
     assert collectives.dot_flops(derive(graph, plan, training=True), again=False) == work
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("rows", [8, 16])
 @pytest.mark.parametrize(
     ("operator", "gates", "attributes"),

@@ -86,6 +86,7 @@ def through(
     return found.settings
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("launcher", "suffix"), FORMS, ids=[f"{m.NAME}{suffix}" for m, suffix in FORMS]
 )
@@ -447,6 +448,7 @@ PRICED = (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("pins", PRICED)
 @pytest.mark.parametrize("launcher", READERS, ids=lambda m: m.NAME)
 def test_what_is_exported_is_imported_at_its_price(

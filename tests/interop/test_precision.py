@@ -24,6 +24,7 @@ def test_spaces_have_the_recipes_that_are_written() -> None:
     }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "recipe",
     ["bf16-mixed", "bf16-pure", "bf16-fp32-grads", "fp16", "fp8", "fp8-fp32-grads", "fp32"],

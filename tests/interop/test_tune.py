@@ -72,6 +72,7 @@ def test_what_changes_is_said_in_the_form_of_the_file(
     assert '  - mode = "full"' in said
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "launcher", [pytest.param(s, marks=[pytest.mark.slow] * (s == "torchtitan")) for s in SPACES]
 )

@@ -194,6 +194,7 @@ def by_definition(x, index, share, stacks, places):  # type: ignore[no-untyped-d
     return out, dropped
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("places", [1, pytest.param(3, marks=pytest.mark.slow), 8])
 def test_results_and_gradients_are_those_of_the_definition(places: int) -> None:
     import jax

@@ -6,12 +6,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.published_runs import outcomes, prepare_all
 from benchmarks.published_scores import fitting
 
 ROWS = Path(__file__).parents[1].joinpath("golden") / "published_edge.jsonl"
 
 
+@pytest.mark.slow
 def test_runs_at_the_edge_of_memory_are_told() -> None:
     """Hagemann's runs that were priced within 6.5 % of what is usable when they were put here. Of
     those within 5 % the mark is 0.70 right; all of them set constants."""

@@ -92,6 +92,7 @@ def test_equal_to_onnxruntime(name: str) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "backend"),
     [

@@ -166,6 +166,7 @@ def test_a_plainer_line_is_near_all_of_its_points(steps: list[tuple[float, float
             assert off <= FINEST + 1e-6
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "spec",
     [

@@ -62,6 +62,7 @@ def again_at_least(space: Space, at: Techniques) -> float:
     return more[1] - plain[1]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "source, shape",
     [

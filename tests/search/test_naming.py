@@ -43,6 +43,7 @@ def search(source: str, devices: int, batch: int, **options: Any) -> tuple[Searc
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("source", "devices", "batch"), CASES)
 def test_an_axis_does_what_it_is_called_in_most_of_the_work(
     source: str, devices: int, batch: int

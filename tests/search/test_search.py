@@ -36,6 +36,7 @@ def search(
     return Search(Model.open(source, Workload(kind, batch=batch), devices), request).run()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("source", "devices", "batch"),
     [
@@ -122,6 +123,7 @@ def test_no_pinned_plan_is_below_the_bound(pins: str) -> None:
         assert str(held[key]) == value
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("devices", [1, 7, 12, 24, 2048])
 def test_any_number_of_devices(devices: int) -> None:
     if devices == 7:

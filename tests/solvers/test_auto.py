@@ -83,6 +83,7 @@ def test_the_search_is_deterministic_for_a_seed_and_work_and_its_bound_is_sound(
     assert first.bound is not None and 0.8 * best <= first.bound <= best + 1e-6 * best
 
 
+@pytest.mark.slow
 @needs_numba
 def test_two_processes_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "NARROW", 1)

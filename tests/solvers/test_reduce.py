@@ -43,6 +43,7 @@ def structured(seed: int) -> Problem:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dominance", [True, False])
 @pytest.mark.parametrize("make", [random_problem, structured])
 def test_the_optimum_survives(make, dominance: bool) -> None:  # type: ignore[no-untyped-def]

@@ -25,6 +25,7 @@ def exchanged(case: Case) -> str:
     return "ring" if rule.paired else next(iter(rule.spatial))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_exchange_equals_unsharded(case: Case) -> None:
     """One split that exchanges, over both axes for every other case and over one beside whatever
@@ -86,6 +87,7 @@ def test_keys_pass_by_on_a_ring(tmp_path: Path) -> None:
     ] == 2 * 2 * one * (3 + 3 + 4) + 2 * one // 2 * (4 + 4 + 3)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("layers", "recompute", "devices", "window"),
     [(1, "none", 2, 0), (2, "block-keep", 2, 0), (2, "block", 4, 0), (1, "none", 8, 0)]

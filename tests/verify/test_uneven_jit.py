@@ -84,6 +84,7 @@ def test_odd_vocabularies_and_widths(zero: int, unroll: bool) -> None:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("spec", "batch", "sequence", "recompute"),
     [

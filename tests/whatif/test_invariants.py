@@ -93,6 +93,7 @@ def keeps(row: Any, pins: Any) -> bool:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "seed",
     [

@@ -138,6 +138,7 @@ def test_groups_of_unlike_sizes_are_several_islands() -> None:
     assert max(turns[:2]) - min(turns[:2]) <= 1 and turns[2] < min(turns[:2])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("options", "why"),
     [

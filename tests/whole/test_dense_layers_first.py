@@ -31,6 +31,7 @@ def test_stages_are_cut_anywhere_where_all_would_run_the_first_layers() -> None:
     assert not gpt.repeats_too_much(64)
 
 
+@pytest.mark.slow
 def test_such_a_program_is_exact_and_priced_alike_from_its_file() -> None:
     tiny = "zoo:deepseek-tiny,layers=4,dense_layers=2"
     made = planner.plan(

@@ -294,6 +294,7 @@ def test_options_of_cross_entropy_are_for_nothing_else(options: dict) -> None:
         add_loss(graph(), shift_labels=True)  # no sequence
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("shift", "pins", "backend"),
     [
