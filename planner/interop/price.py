@@ -42,6 +42,8 @@ LAUNCHERS: dict[str, ModuleType] = {
 }
 """Name -> the module that writes and reads its settings. MARKS of a module: keys by which a
 configuration of it is known."""
+YAML = (".yaml", ".yml")
+"""How files of YAML end."""
 DEAR = 0.05
 """Share of a step beyond which what rounding costs is refused."""
 
@@ -110,11 +112,12 @@ def refuse_dear(made: Handover, to: str, source: str) -> None:
 def hand_over(strategy: Strategy, source: str | Path, to: str, suffix: str = "") -> Handover:
     """A plan as another launcher's settings. suffix: how the file ends, where a launcher has files
     of several forms. Raises PlanError: P192 where it cannot be expressed at all, P051 for another
-    model."""
+    model, P003 where the launcher has no file that ends so."""
     from planner.whatif.reprice import machine_now, own_model, reprice
 
     choose_launcher("to", to, tuple(LAUNCHERS))
     launcher = LAUNCHERS[to]
+    write = form_of(launcher, suffix)
     if strategy.workload["kind"] != "train" and to != hf.NAME:
         raise PlanError(
             "P192",
@@ -145,7 +148,6 @@ def hand_over(strategy: Strategy, source: str | Path, to: str, suffix: str = "")
         named = priced(model, replace(planned.request, baselines=False), settings).costs
         if any(named[key] != last.costs[key] for key in ("step_time_s", "memory_per_device_bytes")):
             rows.append(Row("weights that no style of a module cuts are whole", named))
-    write = forms_of(launcher).get(suffix, launcher.write)
     return Handover(write(settings, facts), tuple(rows), tuple(inexpressible))
 
 
@@ -159,6 +161,20 @@ def styled(model: Model, request: Request, settings: Settings, plan: Strategy) -
 def forms_of(launcher: ModuleType) -> Mapping[str, Callable[[Settings, Facts], str]]:
     """Suffix of a file -> what writes it, beside the form that `write` has."""
     return getattr(launcher, "FORMS", {})
+
+
+def form_of(launcher: ModuleType, suffix: str) -> Callable[[Settings, Facts], str]:
+    """What writes a launcher's file that ends so ("": its default). Raises PlanError P003 where it
+    has none: such a file would be read as something else than it is."""
+    default = YAML if launcher.SUFFIX in YAML else (launcher.SUFFIX,)
+    forms = {"": launcher.write, **dict.fromkeys(default, launcher.write), **forms_of(launcher)}
+    if suffix in forms:
+        return forms[suffix]
+    raise PlanError(
+        "P003",
+        f"{launcher.NAME} has no settings in a file that ends in {suffix!r}",
+        help=[f"-o FILE with one of {', '.join(filter(None, forms))} (docs/exchange.md)"],
+    )
 
 
 def priced(

@@ -1029,6 +1029,31 @@ def test_aliases_and_depth_do_not_multiply(tmp_path: Path) -> None:
     assert len(Keys(load(path)).names()) < 100
 
 
+@pytest.mark.parametrize(
+    ("to", "suffix", "others"),
+    [
+        ("torchtitan", ".yaml", ".py, .toml"),
+        ("megatron", ".json", ".yaml, .yml, .sh, .args, .txt, .py"),
+        ("maxtext", ".py", ".yaml, .yml, .sh"),
+        ("hf", ".toml", ".json, .yaml, .yml"),
+        ("levanter", ".sh", ".yaml, .yml"),
+    ],
+)
+def test_an_ending_that_a_launcher_has_no_form_of_is_refused(
+    to: str, suffix: str, others: str, planned: Strategy
+) -> None:
+    """Python in a file of YAML was read back as a configuration that says nothing."""
+    with pytest.raises(PlanError, match=f"{to} has no settings in a file") as e:
+        hand_over(planned, LLAMA, to, suffix)
+    assert e.value.code == "P003"
+    assert f"one of {others} " in e.value.help[0]
+
+
+@pytest.mark.parametrize(("to", "suffix"), [("maxtext", ".yaml"), ("levanter", ".yml")])
+def test_yaml_ends_in_either_way(to: str, suffix: str, planned: Strategy) -> None:
+    assert hand_over(planned, LLAMA, to, suffix).text == hand_over(planned, LLAMA, to).text
+
+
 def test_a_plan_of_inference_goes_to_hf_alone() -> None:
     s = planner.plan(
         LLAMA, devices=4, batch=8, workload="infer", pins="tp=4,tensor=megatron", baselines=False
