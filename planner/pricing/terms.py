@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isclose
 from pathlib import Path
 
 import numpy as np
@@ -117,12 +118,25 @@ def terms_of(
     noting = Noting(pricer.topology, pricer.mesh, pricer.runtime, pricer.recipe)
     forward, backward = kernel_times(base, i, split, noting)
     kernels, set_of = tuple(noting.noted), pricer.runtime.kernels
+    if not base.training:
+        kernels = _of_forward(kernels, forward)
     found = constants(pricer, kernels, axes)
     if set_of is None or operator_of(base.graph.nodes[i].op).free:
         return Terms(kernels, forward, backward, found)
     need = need_of(base, i, split, *local_bytes(base, i, split, pricer), pricer)
     parts = kernel_parts(need, pricer.topology.device, set_of, pricer.rates)
     return Terms(kernels, forward, backward, (*of_parts(pricer, need), *found), parts)
+
+
+def _of_forward(kernels: tuple[Term, ...], forward_s: float) -> tuple[Term, ...]:
+    """The kernels of a forward pass, which is asked for before the backward pass of formulas that
+    have both at once (attention)."""
+    total = 0.0
+    for count, kernel in enumerate(kernels, 1):
+        total += kernel.often * kernel.seconds
+        if isclose(total, forward_s):
+            return kernels[:count]
+    return kernels
 
 
 def of_parts(pricer: Pricer, need: KernelNeed) -> tuple[Constant, ...]:
@@ -162,6 +176,8 @@ def constants(
     for which, backward in (("forward", False), ("backward", True)):
         if any(k.attention and k.attention.backward is backward for k in kernels):
             found.append(_of_device(chip, path, f"attention.{which}"))
+    if any(k.attention for k in kernels):
+        found.append(_of_device(chip, path, "attention.passes"))
     if kernels:
         for key in ("memory.bandwidth", "memory.efficiency", "kernel.launch"):
             found.append(_of_device(chip, path, key))

@@ -78,7 +78,23 @@ def _kernels(terms: Terms, pricer: Pricer) -> list[str]:
         return ["no kernel: it is a view"]
     lines = table(rows, right=(0, 1, 2, 3, 4, 5))
     products = [term for term in _merged(terms.kernels) if term.extents]
-    return [*lines, *(_waves(term, pricer) for term in products)]
+    return [*lines, *(_waves(term, pricer) for term in products), *_beside(terms, pricer)]
+
+
+def _beside(terms: Terms, pricer: Pricer) -> list[str]:
+    """What passes of fused attention take beside their arithmetic."""
+    if pricer.device.attention is None:
+        return []
+    shares = [
+        (f"{pricer.device.attention.passes[backward]:g} times", which)
+        for which, backward in (("forward", False), ("backward", True))
+        if any(k.attention and k.attention.backward is backward for k in terms.kernels)
+        if pricer.device.attention.passes[backward]
+    ]
+    if not shares:
+        return []
+    said = ", ".join(f"{which} {share}" for share, which in shares)
+    return [f"attention takes its arithmetic and what it moves: {said}"]
 
 
 def _parts(terms: Terms) -> list[str]:

@@ -16,7 +16,7 @@ from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import for_devices
 from planner.pricing.kernels import kernel_times
 from planner.pricing.pricer import Pricer
-from planner.pricing.terms import constants, terms_of
+from planner.pricing.terms import Terms, constants, terms_of
 from planner.sharding.rule import Split
 from planner.workload.model import Model, Workload
 
@@ -91,3 +91,47 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "no kernel: it is a view" in capsys.readouterr().out
     assert main(["explain", path, "--price"]) == 2
     assert "P003" in capsys.readouterr().err
+
+
+def attention_of(workload: str) -> tuple[Terms, Pricer]:
+    """The terms of the first attention of GPT-2 small on an H100."""
+    training = workload == "train"
+    model = Model.open("zoo:gpt2-small", Workload(workload, batch=8))
+    base, pricer = GraphFacts.of(model.graph(1), training=training), pricer_on("h100-sxm")
+    i = next(i for i, n in enumerate(base.graph.nodes) if n.op == "Attention")
+    return terms_of(base, i, Split(), pricer), pricer
+
+
+def test_attention_is_what_its_row_says_and_what_it_moves_beside() -> None:
+    """6 of 20 microseconds were in no figure that was shown."""
+    found, pricer = attention_of("train")
+    assert [k.attention.backward for k in found.kernels if k.attention] == [False, True]
+    assert pricer.device.attention is not None
+    for k in found.kernels:
+        assert k.attention is not None
+        rate = pricer.device.peak(k.dtype) * pricer.device.attention.efficiency(k.attention)
+        moved = k.moved_bytes / (pricer.device.memory_bytes_per_s * pricer.device.memory_efficiency)
+        beside = pricer.device.attention.passes[k.attention.backward]
+        assert k.seconds == pytest.approx(k.flops / rate + beside * moved)
+    assert "attention.passes" in {c.name for c in found.constants}
+
+
+def test_a_forward_pass_has_no_kernels_of_a_backward_pass() -> None:
+    found, _ = attention_of("infer")
+    assert [k.attention.backward for k in found.kernels if k.attention] == [False]
+    assert "attention.backward" not in {c.name for c in found.constants}
+    assert sum(k.often * k.seconds for k in found.kernels) == pytest.approx(found.forward_s)
+
+
+@pytest.mark.parametrize(
+    ("workload", "said"),
+    [("train", "forward 0.6 times, backward 2.3 times"), ("infer", "forward 0.6 times\n")],
+)
+def test_the_command_says_what_attention_moves(
+    workload: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "p.json")
+    machine = ["--devices", "2", "--batch", "8", "--workload", workload]
+    assert main(["zoo:gpt2-small", *machine, "--quiet", "-o", path]) == 0
+    assert main(["explain", path, "h.0/attn/Attention", "--price"]) == 0
+    assert f"attention takes its arithmetic and what it moves: {said}" in capsys.readouterr().out
