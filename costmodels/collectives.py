@@ -55,7 +55,9 @@ from itertools import chain, combinations
 
 DISPATCH = "dispatch"
 """Rows sent to experts, and back, by kernels made for that (DeepEP, HybridEP)."""
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", DISPATCH)
+COMPILED = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+"""What compilers make of a program's collectives."""
+KINDS = (*COMPILED, DISPATCH)
 PIECEWISE = frozenset({"all-gather", "reduce-scatter", "all-to-all"})
 """What puts pieces of tensors together or takes tensors apart."""
 Line = tuple[float, float]

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from costmodels.collectives import KINDS
+from costmodels.collectives import COMPILED
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MAIN_DTYPE = {"cpu": "float32", "gpu": "bfloat16", "tpu": "bfloat16"}
@@ -147,7 +147,7 @@ def cases(devices: int, node_size: int, kind: str, quick: bool) -> list[Case]:
     if devices > 1:
         listed += [
             Case(k, "float32", n, members=m, stride=s)
-            for k in KINDS
+            for k in COMPILED
             for m, s in groups(devices, node_size)
             for n in payloads
         ]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from planner.calibrate.cases import Sample
 from planner.errors import PlanError
+from planner.verify.failure import FILLER
 from planner.verify.worker import environment
 
 TIMEOUT_S = 1200.0
@@ -55,6 +56,12 @@ def platform() -> str:
             help=["pip install jax, or its build for the accelerator"],
         )
     return done.stdout.split()[0]
+
+
+def last_said(log: str) -> list[str]:
+    """The last line of a process's log that says something, at most one: what failed."""
+    lines = (line.strip() for line in reversed(log.splitlines()))
+    return [line for line in lines if line and not FILLER.match(line)][:1]
 
 
 def measure(
@@ -122,7 +129,7 @@ def _run(devices: int, node_size: int, quick: bool, env: dict[str, str]) -> Meas
             raise PlanError(
                 "P181",
                 f"measuring failed: the process ended with code {done.returncode}",
-                detail=done.stderr.strip().splitlines()[-1:],
+                detail=last_said(done.stderr),
                 help=["fewer --devices"],
             )
         told = json.loads(answer.read_text())

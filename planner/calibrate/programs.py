@@ -26,7 +26,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from costmodels.collectives import KINDS
+from costmodels.collectives import COMPILED
 from planner.calibrate.cases import ATTENTION_TOKENS, ITEM_BYTES, MIB, Case
 
 ALL = ("outer", "group", "inner")
@@ -76,7 +76,7 @@ def build(case: Case, devices: list[Any]) -> Timed:
         np.array(devices).reshape(n // (case.members * case.stride), case.members, case.stride), ALL
     )
     body, shape, other = (
-        _exchange(case) if case.kind in KINDS and devices[0].platform == "cpu" else _body(case)
+        _exchange(case) if case.kind in COMPILED and devices[0].platform == "cpu" else _body(case)
     )
     spread = NamedSharding(mesh, P(ALL))
     chained = chain_of(case, devices[0].platform)

@@ -18,7 +18,7 @@ from costmodels.collectives import KINDS, PASSES, Span, collective_time_s
 from costmodels.hardware.device import from_table, load_device
 from planner.calibrate.cases import Case, Sample, attention, cases, groups
 from planner.calibrate.fit import CLOSE, MOST_FALL, Figures, fit, fit_link, monotone
-from planner.calibrate.measure import Measured
+from planner.calibrate.measure import Measured, last_said
 from planner.calibrate.products import MeasuredProduct, fit_tiles, priced_s
 from planner.calibrate.profile import shipped_name, table, text
 from planner.cli import main
@@ -302,6 +302,25 @@ def test_turns_of_accelerators_have_several_runs(monkeypatch: pytest.MonkeyPatch
     one = programs.build(ones, device)
     assert (four.kernels, one.kernels) == (4, 1)
     assert np.allclose(four.run(3, *four.arguments), one.run(12, *one.arguments))
+
+
+def test_every_case_of_a_machine_is_a_program_that_runs() -> None:
+    """Of each kind the smallest, on the devices that the tests have."""
+    jax = pytest.importorskip("jax")
+    from planner.calibrate.programs import build
+
+    smallest: dict[tuple[str, str], Case] = {}
+    for case in sorted(cases(8, 4, "cpu", quick=True), key=lambda c: c.size_bytes):
+        smallest.setdefault((case.kind, case.dtype), case)
+    assert {"all-gather", "all-to-all", "matmul", "stream"} <= {kind for kind, _ in smallest}
+    for case in smallest.values():
+        assert build(case, jax.devices()) is not None
+
+
+def test_what_a_failed_process_says_is_its_exception() -> None:
+    log = "Traceback ...\nKeyError: 'x'\n" + 20 * "-" + "\nFor simplicity, JAX has removed its"
+    assert last_said(log + " internal frames from the traceback.\n") == ["KeyError: 'x'"]
+    assert last_said("") == []
 
 
 def test_one_device_has_figures_without_links() -> None:
