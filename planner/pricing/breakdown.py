@@ -18,6 +18,7 @@ from planner.execution.collective import CollectiveUse
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.weights_apart import waiting_share, weights_apart
 from planner.graph.ir import Node
+from planner.ops import operator_of
 from planner.pricing.kernels import kernel_times
 from planner.pricing.pricer import Pricer
 from planner.pricing.step_time import recomputed_nodes
@@ -140,10 +141,12 @@ def _kernels(
 
 def bound_by(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> str:
     """What sets the time of a node's forward kernels: arithmetic, memory bandwidth, their launch,
-    or nothing (a view). Of several kernels, which of the first two takes longer by itself."""
+    or nothing (a view, or what a TPU's kernel before it does). Of several kernels, which of the
+    first two takes longer by itself."""
     full, _ = kernel_times(base, i, split, pricer)
     if not full:
-        return "nothing: it is a view"
+        free = operator_of(base.graph.nodes[i].op).free
+        return "nothing: it is a view" if free else "nothing: the kernel before it does its work"
     if math.isclose(full, pricer.device.launch_s):
         return "the kernel's launch"
     peaks = dict.fromkeys(pricer.topology.device.peak_flops_per_s, math.inf)

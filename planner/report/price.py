@@ -32,7 +32,7 @@ def price_text(
     """The lines behind a node's price. detail: its row of planner.pricing.breakdown."""
     kernels = detail["kernels"]
     lines = ["", style.bold("price of its kernels, of one device")]
-    lines += _parts(terms) if terms.parts else _kernels(terms, pricer)
+    lines += _parts(terms) if terms.parts else _kernels(terms, pricer, kernels["bound_by"])
     lines += hang("", _sum(terms, kernels, step_s), width)
     lines += _moves(detail["moves"], pricer, width, style)
     lines += ["", style.bold("constants")]
@@ -51,8 +51,9 @@ def price_text(
     return "\n".join([*lines, "", *_worth(spread, step_s, width, style)])
 
 
-def _kernels(terms: Terms, pricer: Pricer) -> list[str]:
-    """A row per kernel: what it computes and moves, at which rates, and what sets its time."""
+def _kernels(terms: Terms, pricer: Pricer, bound_by: str) -> list[str]:
+    """A row per kernel: what it computes and moves, at which rates, and what sets its time.
+    bound_by: what sets the node's, which says why it has none."""
     rows = [["", "computes", "at", "moves", "at", "takes", "bound by"]]
     device = pricer.device
     for term in _merged(terms.kernels):
@@ -75,7 +76,7 @@ def _kernels(terms: Terms, pricer: Pricer) -> list[str]:
             ]
         )
     if len(rows) == 1:
-        return ["no kernel: it is a view"]
+        return [bound_by.replace("nothing", "no kernel", 1)]
     lines = table(rows, right=(0, 1, 2, 3, 4, 5))
     products = [term for term in _merged(terms.kernels) if term.extents]
     return [*lines, *(_waves(term, pricer) for term in products), *_beside(terms, pricer)]

@@ -135,3 +135,21 @@ def test_the_command_says_what_attention_moves(
     assert main(["zoo:gpt2-small", *machine, "--quiet", "-o", path]) == 0
     assert main(["explain", path, "h.0/attn/Attention", "--price"]) == 0
     assert f"attention takes its arithmetic and what it moves: {said}" in capsys.readouterr().out
+
+
+def test_what_the_kernel_before_does_is_no_view(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On TPUs an activation takes no time of its own; a Reshape is a view on any device."""
+    path = str(tmp_path / "p.json")
+    machine = ["--devices", "4", "--batch", "8", "--hardware", "v5e"]
+    assert main(["zoo:gpt2-small", *machine, "--quiet", "-o", path]) == 0
+    for node, why in (
+        ("h.0/mlp/Gelu", "the kernel before it does its work"),
+        ("Reshape", "it is a view"),
+    ):
+        capsys.readouterr()
+        assert main(["explain", path, node, "--price"]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert f"no kernel: {why}" in said
+        assert f"bound by nothing: {why}" in said
