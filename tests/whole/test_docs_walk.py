@@ -24,7 +24,7 @@ from tests.whole.test_docs import BLOCK, PAGES, ROOT
 LEFT_OUT = {
     r"\.\.\.": "what follows is for the reader to say",
     r"\b(MODEL|DIR|DIR2|FILE|path/to)\b": "a placeholder",
-    r"--target (gpu|tpu)": "compilers that are not installed (tests/verify/test_targets.py)",
+    r"--(target|confirm) (gpu|tpu)": "compilers that are not installed (tests/verify/test_targets.py)",
     r"--nnodes|--hostfile": "several machines (tests/launch/test_launch.py)",
     r"plan calibrate -o mine.toml +(measure|--node-size|$)|calibrate .*--node-size": (
         "a minute and a half of measuring (tests/calibrate/test_calibrate.py)"
@@ -84,6 +84,7 @@ STAND_INS: dict[str, dict[str, Callable[[Path], None]]] = {
         "mine.yaml": _text(MEGATRON),
         "train.sh": _text(SCRIPT),
     },
+    "emit.md": {"model.plan.json": _planned(*TINY)},
     "exporting.md": {"model.plan.json": _planned(*TINY)},
     "launch.md": {"model.plan.json": _planned(*TINY)},
     "reading-a-report.md": {
