@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import planner
+import planner.api
 from costmodels import load_device
 from planner.cli import main
 from planner.commands.sweep import prices
