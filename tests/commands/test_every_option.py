@@ -199,7 +199,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return at
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("line", CALLS)
 def test_the_call_works(
     line: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
