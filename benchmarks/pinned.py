@@ -3,9 +3,9 @@
     python -m benchmarks.pinned [--draws 500] [--seed 1] [--only WORD] [--save FILE]
 
 A draw takes one of CASES and pins one to four things at random: degrees of the mesh, the ZeRO
-stage, recompute, microbatches, virtual stages, and how blocks run. The rest is searched. As the free search may choose
-all that a pinned one may, and both are priced by one cost model, no draw should be faster than the
-free plan by more than TIE. Draws that contradict the machine or the batch, or of which nothing
+stage, recompute, microbatches, virtual stages, and how blocks run. The rest is searched. As the
+free search may choose all that a pinned one may, and both are priced by one cost model, no draw
+should be faster than the free plan by more than TIE. Draws that contradict the machine or the batch, or of which nothing
 fits, are counted and prove nothing. Exit status 1 where pins win.
 """
 

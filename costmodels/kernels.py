@@ -73,7 +73,7 @@ def attention_time_s(
     if device.attention is None:
         raise ValueError(f"{device.name} has no fused attention")
     arithmetic = flops / (device.peak(dtype) * device.attention.efficiency(of))
-    memory = size_bytes / (device.memory_bytes_per_s * device.memory_efficiency)
+    memory = memory_time_s(device, size_bytes)
     beside = device.attention.passes[of.backward] * memory
     return max(arithmetic + beside, memory, device.launch_s)
 
@@ -81,13 +81,13 @@ def attention_time_s(
 def sum_time_s(device: Device, size_bytes: Amount) -> Amount:
     """Seconds to add so many bytes of gradients to their sums over microbatches: both are read, the
     sums are written (memory-bound)."""
-    return 3 * size_bytes / (device.memory_bytes_per_s * device.memory_efficiency)
+    return memory_time_s(device, 3 * size_bytes)
 
 
 def order_s_per_byte(device: Device) -> float:
     """Seconds per byte to bring a tensor into another order of its dims and back: two copies, each
     read and written, at half of the rate for strides (memory-bound)."""
-    return 8 / (device.memory_bytes_per_s * device.memory_efficiency)
+    return memory_time_s(device, 8.0)
 
 
 def loop_copy_time_s(device: Device, cut_bytes: Amount, put_bytes: Amount) -> Amount:
@@ -121,4 +121,4 @@ def weight_copy_time_s(
 
 def optimizer_time_s(device: Device, elements: Amount, bytes_per_element: float) -> Amount:
     """Seconds to update `elements` local parameters (memory-bound)."""
-    return elements * bytes_per_element / (device.memory_bytes_per_s * device.memory_efficiency)
+    return memory_time_s(device, elements * bytes_per_element)
