@@ -250,6 +250,11 @@ class Keys:
         """Every key, in the order of the file."""
         return list(self._values)
 
+    @property
+    def any_read(self) -> bool:
+        """Whether a key that the file has was read."""
+        return not self._read.isdisjoint(self._values)
+
     def unread(self) -> tuple[str, ...]:
         """Keys that were not read, as they stand in the file."""
         return tuple(

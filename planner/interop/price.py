@@ -284,7 +284,15 @@ def read_configuration(
     launcher = LAUNCHERS[kind]
     say = getattr(launcher, "claims", lambda keys: claims_of(keys, {}))
     claims = say(keys)  # counts as reading them
-    return Configuration(kind, settings, (*notes, *more), keys.unread(), claims)
+    unread = keys.unread()
+    if not keys.any_read:  # else its defaults would be priced, as if the file said them
+        has = ", ".join(map(repr, unread[:5])) or "nothing"
+        raise PlanError(
+            "P190",
+            f"no key of {path} is read of {kind}: it has {has}",
+            help=[*notes[:2], f"--from {'|'.join(LAUNCHERS)}"],
+        )
+    return Configuration(kind, settings, (*notes, *more), unread, claims)
 
 
 def _kind(keys: Keys, path: str | Path, notes: Sequence[str]) -> str:

@@ -343,10 +343,12 @@ def find_nodes(s: Strategy, text: str) -> list[str]:
     full_names = [*s.nodes, *s.tensors]
     parts = (part for name in full_names for part in re.split(r"[./]+", name) if part)
     near = did_you_mean(text, list(dict.fromkeys([*full_names, *parts])))
+    costliest = sorted(s.nodes, key=lambda n: -s.nodes[n].get("time_s", 0.0))[:3]
+    parts_do = f"a part of a name is enough; the costliest nodes are {', '.join(costliest)}"
     raise PlanError(
         "P052",
         f"no node or tensor named {text!r}",
-        help=[h for h in (near, "a part of a name is enough: plan explain s.json mlp") if h],
+        help=[h for h in (near, one_line(parts_do)) if h],
     )
 
 

@@ -3,7 +3,7 @@ ends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from costmodels.hardware.units import show_bytes, show_time
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def pin_prices(
-    s: Strategy, rows: Iterable[PinPrice], width: int = 100, colour: bool = False
+    s: Strategy, rows: Sequence[PinPrice], width: int = 100, colour: bool = False
 ) -> str:
     """A table: each pin, what a step takes without it, what the pin costs, and the plan there would
     be."""
@@ -27,10 +27,11 @@ def pin_prices(
             out.append([row.pin, "-", "", "", row.refused])
             continue
         c = row.without.costs
-        price = style.warn(signed_time(row.saved_s)) if row.binds else "nothing"
+        told = row.binds or row.pays
+        price = style.warn(signed_time(row.saved_s)) if told else "nothing"
         plan = (
             mesh_words(dict(row.without.mesh_shape)) + technique_words(row.without.techniques)
-            if row.binds
+            if told
             else "as it is, or no faster"
         )
         out.append(
@@ -50,6 +51,8 @@ def pin_prices(
         "each row is a search under all the other pins; prices do not add up, since one pin can"
         " hold what another does"
     )
+    if any(row.pays for row in rows):
+        note += "; a price below 0: the search alone does not find, or does not offer, what is pinned"
     return "\n".join(
         [
             *(style.bold(line) for line in hang("", head, width)),

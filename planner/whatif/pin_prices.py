@@ -2,8 +2,9 @@
 of them.
 
 With one pin less there are all the plans that there are with it, and more: what the best is faster
-by is the price of that pin. (A search may look at others: without `data = 2` what is left of the
-mesh takes more. Where it finds none that is faster, the plan with the pin is the best without.)
+by is the price of that pin. A search may look at others (without `data = 2` what is left of the
+mesh takes more) or not offer at all what the pin asks for (blocks written out on a TPU): where it
+finds none as fast, the pin is what makes the plan faster.
 Pins can stand in for each other (without `tp = 8` a pinned split over its axis is still held), so
 prices do not add up; a last row is of the search without any.
 """
@@ -35,9 +36,8 @@ that equal (planner.search.request.TIE)."""
 
 @dataclass(frozen=True)
 class PinPrice:
-    """without: the best plan where this pin is left out, None where none was found, refused then
-    says why. saved_s: what its step is shorter by (seconds), 0 or more: the plan with the pin is
-    one of those without."""
+    """without: the plan that is found where this pin is left out, None where there is none, refused
+    then says why. saved_s: what its step is shorter by (seconds); below 0 it is longer."""
 
     pin: str
     without: Strategy | None
@@ -47,9 +47,17 @@ class PinPrice:
     @property
     def binds(self) -> bool:
         """Whether leaving the pin out makes a step notably shorter."""
-        return (
-            self.without is not None and self.saved_s > BINDING * self.without.costs["step_time_s"]
-        )
+        return self.without is not None and self.saved_s > self._notable_s(self.without)
+
+    @property
+    def pays(self) -> bool:
+        """Whether leaving the pin out makes a step notably longer."""
+        return self.without is not None and -self.saved_s > self._notable_s(self.without)
+
+    @staticmethod
+    def _notable_s(plan: Strategy) -> float:
+        step_s: float = plan.costs["step_time_s"]
+        return BINDING * step_s
 
 
 def price_pins(strategy: Strategy, source: str | Path) -> Iterator[PinPrice]:
@@ -83,7 +91,6 @@ def price_pins(strategy: Strategy, source: str | Path) -> Iterator[PinPrice]:
         except PlanError as e:
             yield PinPrice(words, None, 0.0, e.what)
             continue
-        best = best if best.costs["step_time_s"] < step else pinned_best
         yield PinPrice(words, best, step - best.costs["step_time_s"])
 
 

@@ -946,6 +946,18 @@ def test_contradictions_are_errors(
     assert e.value.code == code and said in str(e.value)
 
 
+@pytest.mark.parametrize(("kind", "text"), [("hf", "{}"), ("maxtext", '{"foo": 1, "bar": 2}')])
+def test_a_file_of_which_nothing_is_read_is_no_configuration(
+    kind: str, text: str, tmp_path: Path
+) -> None:
+    """Its launcher's defaults would be priced, as if the file said them."""
+    path = tmp_path / "c.json"
+    path.write_text(text)
+    with pytest.raises(PlanError, match="no key of .* is read") as e:
+        read_configuration(path, 8, kind)
+    assert e.value.code == "P190"
+
+
 def test_a_pin_of_two_in_one_place_is_read_once_and_the_rest_is_listed(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(
