@@ -52,7 +52,7 @@ def pin_prices(
         " hold what another does"
     )
     if any(row.pays for row in rows):
-        note += "; a price below 0: the search alone does not find, or does not offer, what is pinned"
+        note += "; a price below 0: the search alone does not look at what is pinned"
     return "\n".join(
         [
             *(style.bold(line) for line in hang("", head, width)),
