@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from planner.commands import options
+from planner.commands.options import exchange, plans, programs, tools
 from planner.errors import PlanError, closest
 from planner.support.command_line import Parser
 from planner.support.gc_pause import seldom_collecting
@@ -125,73 +125,73 @@ def options_of(verb: str) -> list[argparse.Action]:
 VERBS: dict[str, tuple[str, Add, str, str]] = {
     "make": (
         "make:run",
-        options.make,
+        plans.make,
         "search for the best way to spread a model, print a summary, write MODEL.plan.json",
         "plan model.onnx --devices 64",
     ),
     "show": (
         "show:run",
-        options.show,
+        plans.show,
         "a saved plan: its summary, or as a page, trace or picture",
         "plan show model.plan.json --html report.html",
     ),
     "explain": (
         "explain:explain",
-        options.explain,
+        plans.explain,
         "why this plan; with a node: its split, costs and runner-up",
         "plan explain model.plan.json mlp.up_proj",
     ),
     "diff": (
         "diff:diff",
-        options.diff,
+        plans.diff,
         "what changed between two plans, and why",
         "plan diff old.json new.json",
     ),
     "check": (
         "check:run",
-        options.check,
+        plans.check,
         "the gate for continuous integration: exit 1 past tolerance",
         "plan check model.onnx --against model.plan.json",
     ),
     "emit": (
         "emit:run",
-        options.emit,
+        programs.emit,
         "write the sharded JAX program of a plan",
         "plan emit model.plan.json --backend shard_map -o model.py",
     ),
     "annotate": (
         "exchange:annotate",
-        options.annotate,
+        exchange.annotate,
         "the ONNX file with the plan as its multi-device annotations",
         "plan annotate model.plan.json --model model.onnx -o out.onnx",
     ),
     "export": (
         "exchange:export",
-        options.export,
+        exchange.export,
         "a plan as another launcher's settings, and what that rounds and costs",
         "plan export model.plan.json --to megatron -o parallel.yaml",
     ),
     "import": (
         "exchange:import_",
-        options.import_,
+        exchange.import_,
         "a configuration of Megatron, MaxText, torchtitan or Hugging Face as a priced plan",
         "plan import megatron.yaml --model model.onnx --devices 64 -o mine.json",
     ),
     "tune": (
         "tune:run",
-        options.tune,
+        exchange.tune,
         "a launcher's configuration in, better ones that it can say out",
         "plan tune megatron.yaml --model model.onnx --devices 64",
     ),
     "launch": (
         "launch:run",
-        options.launch,
+        programs.launch,
         "run the program in several processes, or write scripts for a cluster",
         "plan launch model.plan.json --local 2 -- --steps 10",
     ),
     "weights": (
         "weights:run",
-        options.weights,
+        programs.weights,
         (
             "a Hugging Face checkpoint for a program's --weights, and what was trained back into"
             " its files"
@@ -200,49 +200,49 @@ VERBS: dict[str, tuple[str, Add, str, str]] = {
     ),
     "verify": (
         "verify:verify",
-        options.verify,
+        programs.verify,
         "compile and run the program on virtual devices, predicted beside actual",
         "plan verify model.plan.json",
     ),
     "compare": (
         "compare:compare",
-        options.compare,
+        plans.compare,
         "all solvers and the baselines in one table",
         "plan compare model.onnx --devices 64",
     ),
     "sweep": (
         "sweep:run",
-        options.sweep,
+        plans.sweep,
         "a row per device count, hardware, size and batch; what a run costs",
         "plan sweep model.onnx --devices 64..512 --batch 512 --tokens 2T",
     ),
     "ops": (
         "ops:ops",
-        options.ops,
+        tools.ops,
         "operator coverage before planning; --parameters: what trains",
         "plan ops model.onnx",
     ),
     "hardware": (
         "hardware:hardware",
-        options.hardware,
+        tools.hardware,
         "the devices and machines that ship, with their figures and sources",
         "plan hardware h100-sxm",
     ),
     "calibrate": (
         "calibrate:run",
-        options.calibrate,
+        tools.calibrate,
         "measure the devices here, or learn from measured runs: a file for --hardware",
         "plan calibrate -o mine.toml",
     ),
     "cache": (
         "cache:run",
-        options.cache,
+        tools.cache,
         "what earlier runs left in the cache of searches, and its size; --clear removes it",
         "plan cache",
     ),
     "solve": (
         "solve:solve",
-        options.solve,
+        tools.solve,
         "solve a bare strategy-selection problem",
         "plan solve problem.json --time-limit 60 -o choice.json",
     ),

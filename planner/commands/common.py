@@ -60,10 +60,10 @@ def pins(args: argparse.Namespace) -> Any:
 
 def unusual(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
     """Those of the options of `plan MODEL` that are not as they are where nobody gives them."""
-    from planner.commands import options
+    from planner.commands.options import plans
 
     parser = argparse.ArgumentParser(add_help=False)
-    options.make(parser)
+    plans.make(parser)
     return [name for name in names if getattr(args, name) != parser.get_default(name)]
 
 
@@ -143,7 +143,7 @@ def workload(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _whole(option: str, text: str) -> int:
-    from planner.commands.options import whole
+    from planner.commands.options.values import whole
 
     try:
         return whole(text)

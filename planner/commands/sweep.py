@@ -28,7 +28,7 @@ FEWEST, MAX = "fewest", "max"
 def series(text: str, option: str = "devices", example: str = "8,16..512") -> list[int]:
     """Numbers of `8,16..512`, with k and M for thousands of 1024: the dots double the number before
     them up to the one after."""
-    from planner.commands.options import whole
+    from planner.commands.options.values import whole
 
     found: list[int] = []
     for part in text.split(","):
