@@ -16,7 +16,7 @@ from planner.errors import PlanError, did_you_mean
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["build", "families", "find", "parse", "presets"]
+__all__ = ["build", "families", "find", "parse", "presets", "with_cache"]
 
 
 MODULES = (
@@ -69,6 +69,15 @@ def build(spec: str) -> onnx.ModelProto:
     """
     family, name, values = find(spec)
     return make(family, name, family.presets[name], values)
+
+
+def with_cache(spec: str) -> str:
+    """The spec of the same model with a cache of keys and values: the spec itself where it says
+    that already, or the model is written without. Raises PlanError P070, P071."""
+    family, name, values = find(spec)
+    config = family.configure(family.presets[name], values)
+    has = getattr(config, "may_cache", False) and "cache" not in values
+    return f"{spec},cache=1" if has else spec
 
 
 def find(spec: str) -> tuple[Family, str, dict[str, Value]]:

@@ -33,6 +33,8 @@ class Cache:
     ids: str = field(init=False)
     position: str = field(init=False)
     allowed: str = field(init=False)
+    _key: str = field(init=False)
+    _query: str = field(init=False)
 
     def __post_init__(self) -> None:
         net = self.net
@@ -51,12 +53,17 @@ class Cache:
         p."""
         past = s.op("Gather", s.op("Shape", "past_key_values.0.key"), s.i64(2), axis=0)
         total = s.op("Gather", s.op("Shape", mask), s.i64(1), axis=0)
-        key, query = positions_from(s, s.i64(0), total), positions_from(s, past, total)
-        causal = s.op(
-            "LessOrEqual", s.op("Unsqueeze", key, s.ints(0)), s.op("Unsqueeze", query, s.ints(1))
-        )
+        self._key = s.op("Unsqueeze", positions_from(s, s.i64(0), total), s.ints(0))
+        self._query = s.op("Unsqueeze", positions_from(s, past, total), s.ints(1))
+        causal = s.op("LessOrEqual", self._key, self._query)
         real = s.op("Unsqueeze", s.op("Cast", mask, to=9), s.ints(1, 2))
         return s.op("And", s.op("Unsqueeze", causal, s.ints(0, 1)), real)
+
+    def within(self, window: int) -> str:
+        """`allowed`, of the last `window` tokens alone."""
+        s = self.net.root.at("mask")
+        near = s.op("Greater", self._key, s.op("Sub", self._query, s.i64(window)))
+        return s.op("And", self.allowed, s.op("Unsqueeze", near, s.ints(0, 1)))
 
     def extend(self, s: Scope, k: str, v: str, layer: int) -> tuple[str, str]:
         """The layer's keys and values so far with the new ones [batch, kv_heads, sequence,

@@ -40,6 +40,11 @@ class DeepseekConfig(moe.MoeConfig):
         """Features of a head that rotate."""
         return self.rope if self.kv_rank else self.width
 
+    @property
+    def may_cache(self) -> bool:
+        """Not where attention is latent."""
+        return super().may_cache and not self.kv_rank
+
 
 def build(c: DeepseekConfig, net: Net) -> None:
     """input_ids [batch, seq] -> logits [batch, seq, vocab]."""

@@ -52,6 +52,11 @@ class GptConfig:
     cache: bool = False
 
     @property
+    def may_cache(self) -> bool:
+        """Whether the model is also written with a cache."""
+        return bool(self.embedding) and self.causal is not False
+
+    @property
     def rows(self) -> int:
         """Tokens of a sequence as reshapes spell them: with a cache the extent is the input's."""
         return -1 if self.cache else self.seq
@@ -62,7 +67,7 @@ def build(c: GptConfig, net: Net) -> None:
     -> logits, mean."""
     require(c.hidden % c.heads == 0, f"gpt: hidden={c.hidden} is not a multiple of heads={c.heads}")
     require(
-        not (c.cache and (not c.embedding or c.causal is False)),
+        c.may_cache or not c.cache,
         f"{net.name}: a cache is of a causal decoder of tokens",
         "leave out cache",
     )

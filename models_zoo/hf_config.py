@@ -180,34 +180,48 @@ def _unknown(path: Path, kind: object) -> PlanError:
 
 LENGTHS = ("seq", "target")
 """Options that are dims of a graph's inputs: --dim sets them."""
+CACHE = "cache"
+"""Option of decoders: keys and values of earlier tokens are inputs (models_zoo.cache)."""
 
 
 def split_config(text: str) -> tuple[str, dict[str, int]]:
-    """`config.json,seq=8k` -> the file and the lengths. Raises PlanError P071 for anything else
-    behind the name."""
+    """`config.json,seq=8k` -> the file, and lengths and CACHE as given. Raises PlanError P071 for
+    anything else behind the name."""
     file, comma, rest = text.rpartition(".json,")
     if not comma:
         return text, {}
     _, given = split_spec(f"config,{rest}")
     for option in given:
-        if option not in LENGTHS:
+        if option not in (*LENGTHS, CACHE):
             raise PlanError(
                 "P071",
-                f"{text!r}: of a config.json {' and '.join(LENGTHS)} can be set here, not"
+                f"{text!r}: of a config.json {', '.join(LENGTHS)} and {CACHE} can be set here, not"
                 f" {option!r}",
                 help=["change the field in the file"],
             )
     return f"{file}.json", {
-        option: int(convert(option, value, int)) for option, value in given.items()
+        option: int(convert(option, value, bool if option == CACHE else int))
+        for option, value in given.items()
     }
 
 
+def with_cache(text: str) -> str:
+    """`config.json,seq=8k` with a cache of keys and values, as it is where that is said already or
+    the model is written without. Raises PlanError P071, P074, P075."""
+    file, given = split_config(text)
+    has = getattr(_read(Path(file))[1], "may_cache", False) and CACHE not in given
+    return f"{text},{CACHE}=1" if has else text
+
+
 def with_lengths(
-    path: str | Path, dims: Mapping[str, int]
+    path: str | Path, dims: Mapping[str, int], cache: bool = False
 ) -> tuple[onnx.ModelProto, dict[str, int], dict[str, int]]:
     """(the model of a config.json with its lengths set by `dims`, those that were taken, those that
-    are the file's or the default)."""
+    are the file's or the default). cache: with a cache of keys and values, whose lengths are those
+    of its inputs."""
     family, config = _read(Path(path))[:2]
+    if cache:
+        return from_config(path, {CACHE: "1"}), {}, {}
     own = [option for option in LENGTHS if option in zoo_options(family.config_type)]
     taken = {option: dims[option] for option in own if option in dims}
     left = {

@@ -64,7 +64,7 @@ class LlamaConfig:
 
     packed: positions of a sequence have the number of theirs (segment_ids), and see
     those of the same alone. cache: keys and values of earlier tokens are inputs
-    (models_zoo.cache); a window is then left out: all of them are kept and read.
+    (models_zoo.cache); chunks are then left out: all of them are kept and read.
     """
 
     layers: int
@@ -123,6 +123,11 @@ class LlamaConfig:
     def rotary_width(self) -> int:
         """Features that the rotated part of a head has, those that pass by included."""
         return self.width
+
+    @property
+    def may_cache(self) -> bool:
+        """Whether the model is also written with a cache."""
+        return self.rotary == "spread" and not self.packed
 
     def local(self, layer: int) -> bool:
         """Whether a layer's queries see a window or a chunk alone."""
@@ -263,7 +268,8 @@ def _turns(s: Scope, ids: str, c: LlamaConfig, cache: Cache | None) -> dict[bool
 def _masks(s: Scope, net: Net, c: LlamaConfig, cache: Cache | None) -> dict[bool, Masking]:
     """Who sees whom; under True in layers with a window or chunks."""
     if cache:
-        return dict.fromkeys((False, True), Masking(keys=cache.allowed))
+        near = cache.within(c.window) if c.window else cache.allowed
+        return {False: Masking(keys=cache.allowed), True: Masking(keys=near)}
     causal = causal_mask(s, c.seq) if c.decomposed or c.cap else ""
     segments = _segments(s, net, c) if c.packed else ""
     masks = {False: Masking(causal=True, causal_mask=causal, keys=segments)}

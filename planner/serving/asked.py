@@ -8,15 +8,20 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
+
 from planner.errors import NO_PLAN, PlanError
 from planner.search.request import Request, SearchResult
 from planner.search.to_strategy import COST_MODEL_VERSION, TOOL_VERSION, compose
+from planner.serving.cached import with_cache
+from planner.serving.continuous import Limits
 from planner.serving.draft import figures, step_s
 from planner.serving.joint import PREFILL_TOKENS, Joint, Priced
 from planner.serving.outcome import Outcome
 from planner.serving.phases import PhaseModel
 from planner.serving.pools import Apart, Pools
 from planner.serving.result import Service, Serving, replicas_words
+from planner.serving.room import most_sequences
 from planner.serving.step_prices import PlanPrices, Sizes
 from planner.serving.traffic import AT_ONCE, STEP_TOKENS, Loads, Traffic, figures_of, told
 from planner.workload.open import open_model
@@ -56,7 +61,7 @@ class Asked:
             {"label": p.label, "front": p in front, "chosen": p is best, **p.figures()}
             for p in priced
         )
-        return Found(self, joint, best, rows, joint.most_sequences(best), gap)
+        return Found(self, joint, best, rows, most_sequences(joint, best), gap)
 
     def arriving(
         self, traffic: Traffic, concurrency: int | None, seed: int, pools: Pools | None = None
@@ -101,11 +106,16 @@ class Asked:
         length = joint.step.service.length
         if apart and taken:
             said = {**told(apart.outcome, traffic, seed), **apart.said()}
-            room = apart.decode.limits.cache_tokens // length * apart.replicas[1]
+            room = _sequences(apart.decode.limits, length) * apart.replicas[1]
             return Found(self, joint, apart, rows, room, None, said, apart.outcome)
         said = {**told(best.outcome, traffic, seed), **figures_of(best.courses, best.limits)}
-        room = best.limits.cache_tokens // length * best.pair.replicas
+        room = _sequences(best.limits, length) * best.pair.replicas
         return Found(self, joint, best.pair, rows, room, None, said, best.outcome)
+
+
+def _sequences(limits: Limits, length: int) -> int:
+    """Sequences of so many tokens that a replica has room for."""
+    return int(limits.cache_tokens / limits.kept(np.array(length)))
 
 
 @dataclass(frozen=True)
@@ -168,7 +178,7 @@ class Found:
         base_s, key_s = prices.decode(sequences)
         seconds = base_s + key_s * sequences * length
         if isinstance(draft, str):
-            model = open_model(draft, joint.devices, workload="infer", dims=None)
+            model = open_model(with_cache(draft), joint.devices, workload="infer", dims=None)
             other = replace(asked, model=model, request=joint.request).joint(service)
             seconds = step_s(other, mesh, sequences, length)
         else:

@@ -14,16 +14,34 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from planner.errors import PlanError
 
 EXPORT = (
-    "export it with a cache: optimum-cli export onnx --task text-generation-with-past, or"
-    " zoo:NAME,cache=1"
+    "export it with a cache: optimum-cli export onnx --task text-generation-with-past, or a"
+    " config.json or zoo:NAME of the Llama, GPT and mixture families"
 )
 _PAST, _PRESENT = re.compile(r"past|cache", re.I), re.compile(r"present|new_cache|updated", re.I)
 _LEAD = re.compile(r"^(past_key_values?|past_kv|present_key_values?|past|present|cache)", re.I)
+
+
+def with_cache(source: Any) -> Any:
+    """A source of models with a cache of keys and values, where it is written here and says nothing
+    of one: `zoo:NAME` and `config.json`; any other as it is."""
+    text = str(source)
+    if not isinstance(source, str | Path):
+        return source
+    if text.startswith("zoo:"):
+        import models_zoo
+
+        return models_zoo.with_cache(text)
+    if text.endswith(".json") or ".json," in text:
+        from models_zoo import hf_config
+
+        return hf_config.with_cache(text)
+    return source
 
 
 @dataclass(frozen=True)

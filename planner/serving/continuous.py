@@ -48,20 +48,28 @@ class StepPrices(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a replica. sequences: at once; step_tokens: of a step; cache_tokens: room in the cache."""
+    """Of a replica. sequences: at once; step_tokens: of a step; cache_tokens: room in the cache, in
+    tokens that every layer keeps; windows: (most tokens that they keep, their part of a token's
+    bytes) of layers with a sliding window."""
 
     sequences: int
     step_tokens: int
     cache_tokens: int
+    windows: tuple[tuple[int, float], ...] = ()
+
+    def kept(self, tokens: np.ndarray) -> np.ndarray:
+        """Room that requests with so many tokens take, but for what blocks waste."""
+        return tokens - sum(part * np.maximum(tokens - most, 0) for most, part in self.windows)
 
     def room(self, tokens: np.ndarray) -> np.ndarray:
-        """Tokens that the blocks of requests take which end with so many."""
-        return -(-tokens // BLOCK) * BLOCK
+        """Room that the blocks of requests take which end with so many tokens."""
+        return np.ceil(self.kept(-(-tokens // BLOCK) * BLOCK)).astype(int)
 
     def full(self, lengths: tuple[int, int]) -> int:
         """Requests of which it is worked out how many a second leave the replica at most, in the
         mean of so many tokens (of a prompt, generated): eight times as many as are in at once."""
-        return max(FULL, 8 * min(self.sequences, self.cache_tokens // sum(lengths)))
+        room = int(self.kept(np.array(sum(lengths))))
+        return max(FULL, 8 * min(self.sequences, self.cache_tokens // room))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,6 @@ from planner.serving.result import FIGURES, OBJECTIVES, replicas_words
 from planner.sharding.layout import local_shape
 
 PREFILL_TOKENS = 8192
-GUESSES, MOST_SEQUENCES = 8, 1 << 20
 ENDLESS_BYTES = 1 << 60
 NOT_POSSIBLE = ("P021", "P022", "P023", "P024", "P025")
 """Codes of pins that leave a phase no plan on a mesh."""
@@ -56,7 +55,8 @@ NO_TECHNIQUES = {t.name: t.neutral for t in STRUCTURAL if not t.staged}
 
 @dataclass(frozen=True)
 class Priced:
-    """A pair of plans on one mesh. Times in seconds, sizes in bytes of a device."""
+    """A pair of plans on one mesh. Times in seconds, sizes in bytes of a device. token_bytes: keys
+    and values of one token of its replica, in every layer."""
 
     label: str
     replicas: int
@@ -69,6 +69,7 @@ class Priced:
     tokens_per_s_per_device: float
     memory_bytes: int
     cache_bytes: int
+    token_bytes: float
     weights_bytes: int
     fits: bool
 
@@ -292,15 +293,11 @@ class Joint:
         first, each = self.phase(prompts.base, prompts.best), self.phase(step.base, step.best)
         if not same_weights(first.flow, each.flow, self.pasts):
             return None
-        service, compute, wave = (
-            self.step.service,
-            self.request.recipe.compute,
-            self.prompts(replicas).rows,
-        )
+        compute, wave = self.request.recipe.compute, self.prompts(replicas).rows
         cache = self.cache_bytes(each)
         ttft = first.cost.step_time_s + each.pricer.kernel_s(0.0, self._handed(each, wave), compute)
         tpot = each.cost.step_time_s + 2 * each.pricer.kernel_s(
-            0.0, 2 * cache / service.length, compute
+            0.0, 2 * self.token_bytes(each), compute
         )
         peak = self.peak_bytes(first, each, wave)
         weights, fits = int(each.cost.memory.parameters - cache), peak <= self.request.limit_bytes
@@ -316,6 +313,7 @@ class Joint:
             tokens_per_s_per_device=self.speed(ttft, tpot, wave),
             memory_bytes=peak,
             cache_bytes=int(cache),
+            token_bytes=self.token_bytes(each) * replicas / self.step.service.concurrency,
             weights_bytes=weights,
             fits=fits,
         )
@@ -333,21 +331,28 @@ class Joint:
 
     def cache_bytes(self, step: Phase) -> float:
         """Bytes of the caches on a device."""
+        return sum(size for size, _ in self._caches(step))
+
+    def token_bytes(self, step: Phase) -> float:
+        """Bytes on a device of one more token of all its sequences, in every cache."""
+        return sum(size / tokens for size, tokens in self._caches(step))
+
+    def _caches(self, step: Phase) -> Iterator[tuple[float, int]]:
+        """(bytes on a device, tokens of a sequence that it has room for) of each cache."""
         tensors, mesh = step.flow.graph.tensors, dict(step.flow.plan.mesh)
-        return sum(
-            prod(local_shape(tensors[p].shape, step.flow.weights[p].layout, mesh))
-            * step.pricer.itemsize(tensors[p].dtype)
-            for p in self.pasts
-        )
+        for p in self.pasts:
+            local = prod(local_shape(tensors[p].shape, step.flow.weights[p].layout, mesh))
+            yield local * step.pricer.itemsize(tensors[p].dtype), tensors[p].shape[2]
 
     def _handed(self, step: Phase, wave: int) -> float:
         """Bytes on a device of a wave's keys and values, as they are made and with the room for
         what is generated: read, then written into the caches."""
-        graph, service = step.flow.graph, self.step.service
+        graph = step.flow.graph
         kept = step.pricer.itemsize(graph.tensors[self.pasts[0]].dtype)
         wider = step.pricer.itemsize("float32") / kept  # they are made in the type computed in
         share = wave / dict(graph.dims)["batch"]
-        return self.cache_bytes(step) * share * (1 + wider * service.prompt / service.length)
+        made = self.token_bytes(step) * wider * self.step.service.prompt
+        return (self.cache_bytes(step) + made) * share
 
     def peak_bytes(self, prompts: Phase, step: Phase, wave: int) -> int:
         """The larger peak of the two phases; while prompts are passed the caches are there, and the
@@ -358,41 +363,6 @@ class Joint:
                 step.cost.memory.total,
             )
         )
-
-    def most_sequences(self, pair: Priced) -> int:
-        """The greatest concurrency that fits under the plan's splits, a multiple of a wave.
-
-        Memory grows with it almost along a line: each guess is on the line through what is known to
-        fit and what is known not to, until they are neighbours.
-        """
-        limit, each = self.request.limit_bytes, pair.wave
-        assert pair.prompts.best is not None and pair.step.best is not None
-        first, best = self.phase(pair.prompts.base, pair.prompts.best), pair.step.best
-        sizes = {self.step.service.concurrency: pair.memory_bytes}
-        low = high = self.step.service.concurrency  # low fits, high does not once they differ
-        for _ in range(GUESSES):
-            if high > low:
-                share = (limit - sizes[low]) / (sizes[high] - sizes[low])
-                guess = int((low + share * (high - low)) // each) * each
-                guess = min(max(guess, low + each), high - each)
-            else:
-                growth = (sizes[low] - pair.weights_bytes) / low
-                guess = max(
-                    low + each, int((limit - pair.weights_bytes) / growth // each) * each + each
-                )
-                guess = min(guess, MOST_SEQUENCES // each * each)
-            if guess <= low or guess in sizes:
-                break
-            base = GraphFacts.of(
-                self.step.at(concurrency=guess).graph(1), training=False, fold=self.request.fold
-            )
-            sizes[guess] = self.peak_bytes(first, self.phase(base, best), pair.wave)
-            if sizes[guess] <= limit:
-                low = guess
-                high = high if high > low else low
-            else:
-                high = guess
-        return low
 
     @staticmethod
     def front(priced: Sequence[Priced]) -> list[Priced]:

@@ -14,12 +14,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from planner.errors import PlanError
 from planner.graph.ir import Graph
 from planner.reader import read_model
 from planner.serving.cached import Form, form_of, with_constants
 from planner.serving.quantize import quantized
 from planner.serving.result import Service
-from planner.serving.rewrite import check_sight, prompt_graph, step_graph, with_cache_of
+from planner.serving.rewrite import prompt_graph, sight, step_graph, unseen, with_cache_of
 from planner.workload.model import Model, Workload
 
 Phase = Literal["prompts", "step"]
@@ -32,6 +33,8 @@ class PhaseModel(Model):
     phase: Phase = "prompts"
     service: Service = field(default_factory=lambda: Service(1, 1, 1))
     form: Form | None = None
+    sights: dict[int, dict[str, int]] = field(default_factory=dict)
+    """Tokens -> attention -> how many of so many it sees (`sight`), of all services."""
 
     @classmethod
     def of(cls, model: Model, phase: Phase, service: Service) -> PhaseModel:
@@ -63,6 +66,7 @@ class PhaseModel(Model):
             phase=self.phase,
             service=service,
             form=self.form,
+            sights=self.sights,
         )
 
     @property
@@ -82,14 +86,38 @@ class PhaseModel(Model):
                 form,
             )
         else:
-            # Sequences see their keys alike: one tells, where masks of all would take gigabytes.
-            check_sight(self._read(self.proto, 1, s.length + 1, form.pasts, batch=1), form)
-            graph = step_graph(self._read(self.proto, 1, s.length + 1, form.pasts), form)
+            read = self._read(self.proto, 1, s.length + 1, form.pasts)
+            graph = step_graph(read, form, self._windows(form))
             graph = with_cache_of(graph, form, s.cache_type)
         graph = quantized(graph) if s.quantize == "int8" else graph
         notes = tuple(n for n in graph.notes if not n.startswith("batch "))  # it was given
         dims = {**graph.dims, "batch": self.rows}
         return replace(graph, name=self.name, dims=dims, notes=notes, unstacked=True)
+
+    def _windows(self, form: Form) -> dict[str, int]:
+        """Attention -> tokens that it sees in a step with a full cache, where these are not all.
+        Raises PlanError P221 where that depends on how many there are, as of chunks."""
+        total = self.service.length + 1
+        seen = self._sight(form, total)
+        windows = {node: tokens for node, tokens in seen.items() if tokens < total}
+        if not windows:
+            return {}
+        try:
+            before = self._sight(form, total - 1)
+        except PlanError as e:  # masks of one length
+            raise unseen(self.name, next(iter(windows))) from e
+        for node, tokens in windows.items():
+            if before.get(node) != tokens:
+                raise unseen(self.name, node)
+        return windows
+
+    def _sight(self, form: Form, total: int) -> dict[str, int]:
+        """`sight` of so many tokens. Sequences see their keys alike: one tells, where masks of all
+        would take gigabytes."""
+        if total not in self.sights:
+            read = self._read(self.proto, 1, total, form.pasts, batch=1)
+            self.sights[total] = sight(read, form)
+        return self.sights[total]
 
     def _read(
         self, proto: Any, tokens: int, total: int, pasts: tuple[str, ...], batch: int = 0

@@ -15,7 +15,7 @@ replica sizes the divisions that serve most are simulated.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Any, Protocol
@@ -247,26 +247,28 @@ class _Replicas:
         service = joint.step.service
         generating = joint.phase(step.base, step.best)
         cache = joint.cache_bytes(generating)
-        token = cache / (service.concurrency * service.length)
+        token = joint.token_bytes(generating) / service.concurrency
         passing = phase == "prompts"
         cost = joint.phase(prompts.base, prompts.best).cost if passing else generating.cost
         used = cost.memory.total - (0 if passing else cache)
         room = int((joint.request.limit_bytes - used) / token) // BLOCK * BLOCK
-        if room < self.longest + BLOCK:
+        sizes = Sizes(joint, self.longest, service.prompt)
+        step_tokens = self.asked.prefill_tokens or max(STEP_TOKENS)
+        limits = Limits(1, step_tokens, room, sizes.windows)
+        longest, mean = limits.room(np.array([self.longest, service.length])).tolist()
+        if room < longest + BLOCK:
             return None
-        prices = PlanPrices(
-            Sizes(joint, self.longest, service.prompt), 1, prompts.best, step.best, token
-        )
-        sequences = max(1, min(service.concurrency, room // (service.length + BLOCK)))
-        limits = Limits(sequences, self.asked.prefill_tokens or max(STEP_TOKENS), room)
+        prices = PlanPrices(sizes, 1, prompts.best, step.best, token)
+        sequences = max(1, min(service.concurrency, room // (mean + BLOCK)))
+        limits = replace(limits, sequences=sequences)
         full = self.traffic.repeated(limits.full(self.traffic.mean_lengths))
         full = _prompts_of(full) if passing else full
         per_s = most_a_second(full, prices, limits, prefilled=not passing)
         weights = cost.memory.parameters - (0 if passing else cache)
-        kept = token * (0 if passing else sequences * service.length)
-        sizes = (int(used + kept), int(weights), int(kept))
+        kept = token * (0 if passing else sequences * float(limits.kept(np.array(service.length))))
+        figures = (int(used + kept), int(weights), int(kept))
         return Unit(
-            self.asked, joint, self.split, label, found, prices, limits, per_s, token, *sizes
+            self.asked, joint, self.split, label, found, prices, limits, per_s, token, *figures
         )
 
 
@@ -299,7 +301,10 @@ def _simulated(
     span = (Span(2, level.effective_bytes_per_s, level.latency_s),)
     token = d.token_bytes * max(1.0, d.split / p.split)
     sent = np.array(
-        [collective_time_s("collective-permute", token * k, span) for k in requests.prompt.tolist()]
+        [
+            collective_time_s("collective-permute", token * k, span)
+            for k in d.limits.kept(requests.prompt).tolist()
+        ]
     )
     first_s, there_s = np.empty(len(requests)), np.empty(len(requests))
     for i, course in enumerate(first):

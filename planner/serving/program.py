@@ -35,6 +35,7 @@ from planner.ops import operator_of
 from planner.serving.cached import Form
 from planner.serving.quantize import as_stored, scales
 from planner.serving.result import Service
+from planner.serving.rewrite import window_input
 from planner.sharding.layout import local_shape
 
 CACHE_TYPES = {"compute": "None", "fp8": "jnp.float8_e4m3fn"}
@@ -112,6 +113,7 @@ def emit_serving(
             f"IDS, MASK, POSITIONS = {literal(form.ids)}, {literal(form.mask)},"
             f" {literal(form.positions)}\n"
         ),
+        _windows(second.flow.graph, form),
         inputs_table(first),
         inputs_table(second),
         layered_table(second, "FROZEN", "weight", weights),
@@ -128,6 +130,14 @@ def emit_serving(
         for f in (model_folder, above(model_folder))
     ]
     return _assembled(writers, "".join(tables), both, header, weights_file)
+
+
+def _windows(step: Graph, form: Form) -> str:
+    """WINDOWS."""
+    sizes = sorted({step.tensors[past].shape[2] for past in form.pasts})
+    rows = [(name, n) for n in sizes if (name := window_input(form, n)) in step.inputs]
+    table = ", ".join(f"{literal(name)}: {n}" for name, n in rows)
+    return f"WINDOWS = {{{table}}}  # inputs of a step: slots seen of caches of the last tokens\n"
 
 
 def _vocabulary(step: Writer) -> int:

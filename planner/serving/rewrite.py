@@ -3,7 +3,9 @@
     step     Attention(q, Concat(past_k, k), Concat(past_v, v), mask)  ->  CachedAttention(q, k, v,
              past_k, past_v, mask of the past): nothing is copied, the new keys and values leave the
              graph as they are, and the caches are weights of the graph: stored, cut, and counted as
-             such
+             such. Where attention sees a sliding window of W tokens, its cache has room for W: a
+             token t lies in slot t mod W until token t + W takes its place, and the program says
+             which slots are seen
     both     logits -> the token they are greatest at, of the last position alone: what acts on rows
              (the head, the last norm) is done for that one
 
@@ -13,7 +15,7 @@ not depend on the order of keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -34,10 +36,10 @@ def cache_label(past: str) -> str:
     return f"cache.{past.removeprefix('past_key_values.')}"
 
 
-def check_sight(graph: Graph, form: Form) -> None:
-    """Raises PlanError P221 unless a step sees every real key wherever it lies in the cache: with a
-    sliding window, say, keys would have to lie at their positions. graph: as read; its masks are
-    computed for a mask of ones."""
+def sight(graph: Graph, form: Form) -> dict[str, int]:
+    """How many tokens, the new one among them, each attention of a step sees, which are the last
+    ones. graph: as read; its masks are computed for a mask of ones. Raises PlanError P221 where
+    they are others: keys would have to lie at their positions."""
     known: dict[str, np.ndarray] = {
         **graph.constants,
         form.mask: np.ones(graph.tensors[form.mask].shape, np.int64),
@@ -46,21 +48,35 @@ def check_sight(graph: Graph, form: Form) -> None:
         known[form.positions] = np.full(
             graph.tensors[form.positions].shape, graph.tensors[form.mask].shape[-1] - 1
         )
+    seen: dict[str, int] = {}
     for node in graph.nodes:
         if node.op == "Attention" and len(node.inputs) > 3 and node.inputs[3]:
             mask = known.get(node.inputs[3])
-            if mask is None or not (mask.all() if mask.dtype == bool else (mask == 0).all()):
-                raise PlanError(
-                    "P221",
-                    f"{graph.name}: {node.id!r} does not see every earlier token, wherever it lies"
-                    " in the cache (a sliding window?)",
-                    help=["a model whose attention is full"],
-                )
+            keys = None if mask is None else mask if mask.dtype == bool else mask == 0
+            number = 0 if keys is None else int(keys.reshape(-1, keys.shape[-1]).sum(1).min())
+            if keys is None or not number or not _are_last(keys, number):
+                raise unseen(graph.name, node.id)
+            seen[node.id] = number if keys.shape[-1] > 1 else graph.tensors[node.inputs[1]].shape[2]
         elif (
             all(n in known for n in node.inputs if n)
             and (made := _values(node, graph, known)) is not None
         ):
             known.update(zip((o for o in node.outputs if o), made, strict=True))
+    return seen
+
+
+def _are_last(keys: np.ndarray, number: int) -> bool:
+    """Whether the last `number` keys are seen, and no other."""
+    return bool(keys[..., -number:].all() and not keys[..., :-number].any())
+
+
+def unseen(name: str, node: str) -> PlanError:
+    """P221 for attention that sees neither all tokens nor the last ones alone."""
+    return PlanError(
+        "P221",
+        f"{name}: {node!r} sees neither every earlier token nor the last so many (chunks?)",
+        help=["a model whose attention is full, or has a sliding window"],
+    )
 
 
 def _values(node: Node, graph: Graph, known: Mapping[str, np.ndarray]) -> list[np.ndarray] | None:
@@ -70,11 +86,65 @@ def _values(node: Node, graph: Graph, known: Mapping[str, np.ndarray]) -> list[n
     return evaluate(node.op, node.attrs, [known[n] for n in node.inputs if n], types)
 
 
-def step_graph(graph: Graph, form: Form) -> Graph:
-    """The graph of one step of generation. Raises PlanError P221 where the cache is used in another
-    way than attention's."""
-    nodes, tensors = list(graph.nodes), dict(graph.tensors)
-    joined: dict[str, tuple[str, str]] = {}  # present -> (past, new)
+def step_graph(graph: Graph, form: Form, windows: Mapping[str, int]) -> Graph:
+    """The graph of one step of generation. windows: attention -> tokens that it sees, where these
+    are fewer than the cache may have. Raises PlanError P221 where the cache is used in another way
+    than attention's."""
+    joined, tensors = _joined(graph, form), dict(graph.tensors)
+    masks: dict[str, str] = {}
+    kept: dict[str, int] = {}  # cache -> its window, 0: it has room for all tokens
+    out: list[Node] = []
+    for node in graph.nodes:
+        if any(o in joined for o in node.outputs):
+            continue
+        if node.op == "Attention" and node.inputs[1] in joined and node.inputs[2] in joined:
+            (past_k, k), (past_v, v) = (joined[n] for n in node.inputs[1:3])
+            window = windows.get(node.id, 0)
+            alike = {kept.setdefault(past, window) for past in (past_k, past_v)} == {window}
+            masked = len(node.inputs) > 3 and node.inputs[3]
+            if not masked or not alike or node.attrs.get("causal"):
+                raise _other(graph, node.inputs[1], node)
+            mask = window_input(form, window) if window else node.inputs[3]
+            if mask not in masks:
+                masks[mask] = (
+                    _slots_seen(mask, window, out, tensors, tensors[form.mask])
+                    if window
+                    else _before_last(mask, out, tensors, past_k)
+                )
+            node = replace(
+                node,
+                op="CachedAttention",
+                inputs=(node.inputs[0], k, v, past_k, past_v, masks[mask]),
+                attrs={a: node.attrs[a] for a in ("scale", "cap") if a in node.attrs},
+            )
+        elif used := [n for n in node.inputs if n in joined]:
+            raise _other(graph, used[0], node)
+        out.append(node)
+    for past in form.pasts:
+        b, heads, length, width = tensors[past].shape
+        shape = (b, heads, kept.get(past) or length, width)
+        tensors[past] = replace(tensors[past], role="weight", shape=shape)
+    outputs = (form.logits, *(joined[present][1] for present in form.presents))
+    nodes = _read_by(out, outputs)
+    read = {n for node in nodes for n in node.inputs}
+    given = [n for n in graph.inputs if n not in form.pasts]
+    given += [window_input(form, w) for w in sorted(set(kept.values())) if w]
+    made = replace(
+        graph,
+        nodes=nodes,
+        tensors=tensors,
+        weights={**graph.weights, **{p: WeightRef("absent") for p in form.pasts}},
+        labels={**graph.labels, **{p: cache_label(p) for p in form.pasts}},
+        inputs=tuple(n for n in given if n in read),
+        outputs=outputs,
+    )
+    return chosen_token(made)
+
+
+def _joined(graph: Graph, form: Form) -> dict[str, tuple[str, str]]:
+    """present -> (past, new): the keys or values so far with the new ones behind them. Raises
+    PlanError P221 where they are anything else."""
+    joined: dict[str, tuple[str, str]] = {}
     for past, present in form.pairs:
         at = graph.producer.get(present)
         node = graph.nodes[at] if at is not None else None
@@ -87,41 +157,37 @@ def step_graph(graph: Graph, form: Form) -> Graph:
         ):
             raise _other(graph, present, node)
         joined[present] = past, node.inputs[1]
-    masks: dict[str, str] = {}
-    out: list[Node] = []
-    for node in nodes:
-        if any(o in joined for o in node.outputs):
-            continue
-        if node.op == "Attention" and node.inputs[1] in joined and node.inputs[2] in joined:
-            if len(node.inputs) < 4 or not node.inputs[3] or node.attrs.get("causal"):
-                raise _other(graph, node.inputs[1], node)
-            mask = node.inputs[3]
-            if mask not in masks:
-                masks[mask] = _before_last(mask, out, tensors, joined[node.inputs[1]][0])
-            (past_k, k), (past_v, v) = (joined[n] for n in node.inputs[1:3])
-            node = replace(
-                node,
-                op="CachedAttention",
-                inputs=(node.inputs[0], k, v, past_k, past_v, masks[mask]),
-                attrs={a: node.attrs[a] for a in ("scale", "cap") if a in node.attrs},
-            )
-        elif used := [n for n in node.inputs if n in joined]:
-            raise _other(graph, used[0], node)
-        out.append(node)
-    weights = {**graph.weights, **{p: WeightRef("absent") for p in form.pasts}}
-    tensors.update({p: replace(tensors[p], role="weight") for p in form.pasts})
-    labels = {**graph.labels, **{p: cache_label(p) for p in form.pasts}}
-    outputs = (form.logits, *(joined[present][1] for present in form.presents))
-    made = replace(
-        graph,
-        nodes=tuple(out),
-        tensors=tensors,
-        weights=weights,
-        labels=labels,
-        inputs=tuple(n for n in graph.inputs if n not in form.pasts),
-        outputs=outputs,
-    )
-    return chosen_token(made)
+    return joined
+
+
+def window_input(form: Form, window: int) -> str:
+    """The input that says which slots of a cache of so many tokens are seen: 1, else 0."""
+    return f"{form.mask}/last {window}"
+
+
+def _slots_seen(
+    name: str, window: int, out: list[Node], tensors: dict[str, Tensor], mask: Tensor
+) -> str:
+    """The mask of attention to a cache of so many tokens, of an input that says it as `mask` does
+    [batch, window]."""
+    batch = mask.shape[0]
+    cast, spread = f"{name}/bool", f"{name}/heads"
+    tensors[name] = replace(mask, name=name, shape=(batch, window))
+    tensors[cast] = Tensor(cast, (batch, window), "bool")
+    tensors[spread] = Tensor(spread, (batch, 1, 1, window), "bool")
+    out.append(Node(cast, "Cast", (name,), (cast,), {"to": "bool"}))
+    out.append(Node(spread, "Reshape", (cast,), (spread,), {}))
+    return spread
+
+
+def _read_by(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[Node, ...]:
+    """The nodes that outputs depend on, in their order: masks of windows are made no more."""
+    wanted, found = set(outputs), list[Node]()
+    for node in reversed(nodes):
+        if not wanted.isdisjoint(node.outputs):
+            wanted.update(node.inputs)
+            found.append(node)
+    return tuple(reversed(found))
 
 
 def with_cache_of(graph: Graph, form: Form, cache_type: str) -> Graph:

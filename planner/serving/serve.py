@@ -24,6 +24,7 @@ from planner.search.options import (
     StepOptions,
 )
 from planner.serving.asked import Asked, Found, on_devices, on_fewest
+from planner.serving.cached import with_cache
 from planner.serving.draft import draft_of
 from planner.serving.lengths import Lengths
 from planner.serving.pools import Pools, refusal
@@ -108,7 +109,8 @@ def serve(
             count, hardware, topology, memory_limit_bytes, memory_reserve_bytes
         )
         request = build_request(machine, step, search)
-        model = open_model(source, request.topology.devices, workload="infer", dims=dims)
+        cached = with_cache(source)
+        model = open_model(cached, request.topology.devices, workload="infer", dims=dims)
         return Asked(model, request, objective, prefill_tokens, progress, kept)
 
     fewer, drafts = None, None if draft is None else draft_of(draft)
@@ -228,7 +230,7 @@ def reopened(serving: Serving, source: str | Path, quantized: bool = True) -> li
     from planner.serving.phases import PhaseModel
 
     model = open_model(
-        source,
+        with_cache(source),
         serving.step.topology["devices"],
         workload="infer",
         dims=serving.step.workload["dims"],

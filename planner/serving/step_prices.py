@@ -12,7 +12,7 @@ generate: prompt(tokens + sequences) + keys.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 
 from planner.analysis.facts import GraphFacts
 from planner.graph.ir import Graph
@@ -45,6 +45,18 @@ class Sizes:
         """What is alike at all batches: reading a graph takes longer than pricing it."""
         return Scaled.of(*(self.read(phase, rows, tokens) for rows in READ_AT))
 
+    @cached_property
+    def windows(self) -> tuple[tuple[int, float], ...]:
+        """(most tokens that they keep, their part of a token's bytes) of caches of layers with a
+        sliding window, as far as a sequence is longer."""
+        tensors = self.facts("step", READ_AT[0], self.longest).graph.tensors
+        caches = [tensors[past].shape for past in self.joint.pasts]
+        whole, parts = sum(heads * width for _, heads, _, width in caches), dict[int, float]()
+        for _, heads, tokens, width in caches:
+            if tokens < self.longest:
+                parts[tokens] = parts.get(tokens, 0.0) + heads * width / whole
+        return tuple(sorted(parts.items()))
+
     def read(self, phase: str, rows: int, tokens: int) -> Graph:
         """The graph, as the model is read."""
         if phase == "prompts":
@@ -56,7 +68,8 @@ class Sizes:
 
 class PlanPrices:
     """Of one plan (planner.serving.continuous.StepPrices): both phases on a mesh of so many
-    replicas, and bytes on a device of the keys and values of one token of its replica."""
+    replicas, and bytes on a device of the keys and values of one token of its replica, in every
+    layer."""
 
     def __init__(
         self,
@@ -124,9 +137,7 @@ class PlanPrices:
     def of(cls, sizes: Sizes, pair: Priced) -> PlanPrices:
         """Of a pair of plans on one mesh."""
         assert pair.prompts.best is not None and pair.step.best is not None
-        service = sizes.joint.step.service
-        token = pair.cache_bytes * pair.replicas / (service.concurrency * service.length)
-        return cls(sizes, pair.replicas, pair.prompts.best, pair.step.best, token)
+        return cls(sizes, pair.replicas, pair.prompts.best, pair.step.best, pair.token_bytes)
 
 
 def _between(

@@ -117,7 +117,7 @@ def figures_of(courses: Sequence[Course], limits: Limits) -> dict[str, Any]:
     tokens = [c.requests.prompt + c.requests.generate for c in courses]
     kept, taken = (
         sum(float((s * t).sum()) for s, t in zip(stays, rooms, strict=True))
-        for rooms in (tokens, [limits.room(t) for t in tokens])
+        for rooms in ([limits.kept(t) for t in tokens], [limits.room(t) for t in tokens])
     )
     waits = sum(float((c.admitted_s - c.requests.arrival_s).sum()) for c in courses)
     return {
@@ -166,7 +166,7 @@ class Loads:
         left = self.joint.request.limit_bytes - (pair.memory_bytes - pair.cache_bytes)
         sequences = self.joint.step.service.concurrency // pair.replicas
         tokens = int(left / prices.cache_token_bytes) // BLOCK * BLOCK
-        return Limits(sequences, step_tokens, tokens)
+        return Limits(sequences, step_tokens, tokens, self.sizes.windows)
 
     def load(self, pair: Priced) -> Loaded | None:
         """The pair under the traffic, its steps as long as is best; None where its cache has no

@@ -163,13 +163,14 @@ class Model:
             return cls(text, workload, devices, None, models_zoo.build(text))
         path = Path(text)
         if ".json" in path.name:
-            from models_zoo.hf_config import split_config, with_lengths
+            from models_zoo.hf_config import CACHE, split_config, with_lengths
 
             file, given = (text, dict[str, int]()) if path.exists() else split_config(text)
             path = Path(file)
             if path.suffix == ".json":
+                cached = bool(given.pop(CACHE, 0))
                 workload = replace(workload, dims={**given, **workload.dims})
-                proto, taken, left = with_lengths(path, workload.dims)
+                proto, taken, left = with_lengths(path, workload.dims, cached)
                 said = tuple(f"{dim} {n:,} (--dim {dim}={n})" for dim, n in left.items())
                 return cls(
                     path.name,

@@ -484,7 +484,7 @@ def test_memory_limits_the_sequences_and_what_does_not_fit_says_how_far_off_it_i
 
 
 def test_a_model_that_does_not_see_all_keys_is_refused() -> None:
-    """A mask that hides what is further back than eight tokens."""
+    """A mask that hides the first seven keys of fifteen, whichever tokens they are."""
     from onnx import helper, numpy_helper
 
     model = models_zoo.build(LLAMA)
@@ -498,7 +498,7 @@ def test_a_model_that_does_not_see_all_keys_is_refused() -> None:
             if name == node.output[0]:
                 other.input[k] = "windowed"
     model.graph.node.insert(at + 1, made)
-    with pytest.raises(PlanError, match="does not see every earlier token") as e:
+    with pytest.raises(PlanError, match="sees neither every earlier token nor the last") as e:
         serve(model, prompt=8, generate=6, concurrency=4, devices=4)
     assert e.value.code == "P221"
 

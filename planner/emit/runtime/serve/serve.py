@@ -43,6 +43,7 @@ from planner.emit.runtime.files.tables import (
     STEP_OUTPUT_SPECS,
     VOCABULARY,
     WAVE,
+    WINDOWS,
     prompts_forward,
     step_forward,
 )
@@ -113,6 +114,21 @@ def as_kept(x):
     return jnp.clip(x, -most, most).astype(CACHE_TYPE)
 
 
+def in_slots(new, size):
+    """Keys or values of whole prompts [.., PROMPT, features] as a cache of `size` tokens keeps
+    them: the last ones, token t in slot t % size."""
+    if size >= PROMPT:
+        return new
+    return jnp.roll(new[:, :, PROMPT - size : PROMPT], PROMPT % size, axis=2)
+
+
+def seen_slots(size, at, first):
+    """Which slots of a cache of `size` tokens the token `at` sees, 1 or 0 [sequences, size], where
+    it sees as many, itself among them; first: the first real token of each [sequences, 1]."""
+    token = at - 1 - (at - 1 - jnp.arange(size)[None, :]) % size  # the last before `at` in a slot
+    return ((token >= first) & (token > at - size)).astype(jnp.int32)
+
+
 def make_prefill(mesh):
     """prefill(weights, caches, ids [WAVE, PROMPT], real likewise, wave) -> (first token of each,
     caches), compiled once; caches are written in place, for the sequences rows_of(wave). real: 1,
@@ -122,7 +138,7 @@ def make_prefill(mesh):
 
     def fill(key, cache, new, wave):
         shape = padded_shape(CACHE[key][0], specs[key])
-        new = as_kept(resized(new, (WAVE, *shape[1:])))
+        new = as_kept(resized(in_slots(new, CACHE[key][0][2]), (WAVE, *shape[1:])))
         piece = lambda cache, new, wave: lax.dynamic_update_slice(  # noqa: E731
             cache, new, (wave * new.shape[0], 0, 0, 0)
         )
@@ -174,7 +190,9 @@ def make_generate(mesh):
         def step(state):
             made, token, caches, tokens, _ = state
             mask = jnp.where((at >= PROMPT) & (at < PROMPT + made - 1), 1, filled)
+            at_token, first = PROMPT + made - 1, PROMPT - lengths
             batch = {
+                **{key: seen_slots(n, at_token, first) for key, n in WINDOWS.items()},
                 IDS: token,
                 MASK: jnp.pad(mask, [(0, 0), (0, 1)], constant_values=1),
                 POSITIONS: lengths + made - 1,
@@ -183,7 +201,7 @@ def make_generate(mesh):
             caches = {
                 **caches,
                 **{
-                    key: write(mesh, key, caches[key], x, PROMPT + made - 1)
+                    key: write(mesh, key, caches[key], x, at_token)
                     for key, x in zip(CACHE, new, strict=True)
                 },
             }
@@ -198,10 +216,11 @@ def make_generate(mesh):
 
 
 def write(mesh, key, cache, new, at):
-    """The cache with the new keys (or values) at position `at`, written where the cache lies; it
-    may be cut along positions."""
+    """The cache with the new keys (or values) of the token `at`, written where the cache lies: in
+    its own slot, or in that of a token that is seen no more. It may be cut along positions."""
     (shape, *_, spec), axes = CACHE[key], ()
     dim = len(shape) - 2
+    at = at % shape[dim]
     if len(spec) > dim and spec[dim] is not None:
         axes = spec[dim]
 

@@ -1,0 +1,214 @@
+"""Layers with a sliding window keep the last tokens alone: programs generate what onnxruntime does,
+and caches are as large as the window."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import models_zoo
+from models_zoo.hf_config import from_config
+from planner.cli import main
+from planner.emit.runtime.serve import serve as runtime
+from planner.errors import PlanError
+from planner.pins.pins import Pins
+from planner.search.build_request import make_request
+from planner.search.to_strategy import compose
+from planner.serving.continuous import BLOCK, Limits
+from planner.serving.joint import NO_TECHNIQUES, Joint, weight_pins
+from planner.serving.result import Serving
+from planner.serving.serve import reopened, serve
+from tests.serving.test_serving import emitted, generated, greedy, on_mesh, prompts
+
+TINY = "zoo:llama-tiny,cache=1,weights=inline,kv_heads=4,full_every=2"
+GEMMA = {
+    "model_type": "gemma3_text",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": 6,
+    "sliding_window_pattern": 2,
+    "vocab_size": 512,
+    "query_pre_attn_scalar": 16,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+}
+
+
+def tokens_of_caches(made: Serving) -> set[int]:
+    """Tokens that the plan's caches have room for."""
+    return {
+        t["shape"][2]
+        for t in made.step.tensors.values()
+        if str(t.get("label", "")).startswith("cache.")
+    }
+
+
+@pytest.mark.parametrize("window", [6, pytest.param(3, marks=pytest.mark.slow), 11])
+def test_a_window_generates_what_onnxruntime_does(window: int, tmp_path: Path) -> None:
+    """Windows below the prompt's 8 tokens and above; every second layer sees all. Heads cut over
+    four devices, one prompt shorter than the others."""
+    source = f"{TINY},window={window}"
+    made, ids = on_mesh(source, 2, 4), prompts(4, 8)
+    assert tokens_of_caches(made) == {window, 14}
+    model = models_zoo.build(source)
+    assert (
+        generated(tmp_path, emitted(tmp_path, source, made), ids) == greedy(model, ids, 6)
+    ).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "source",
+    [
+        "zoo:mixtral-tiny,cache=1,weights=inline,window=5",
+        "zoo:llama-tiny,cache=1,weights=inline,decomposed=1,window=5,window_from=1",
+    ],
+)
+def test_experts_and_spread_attention_have_windows_too(source: str, tmp_path: Path) -> None:
+    made, ids = on_mesh(source, 1, 8), prompts(4, 8)
+    model = models_zoo.build(source)
+    assert (
+        generated(tmp_path, emitted(tmp_path, source, made), ids) == greedy(model, ids, 6)
+    ).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [4, 12])
+def test_a_window_cut_along_positions_generates_alike(window: int, tmp_path: Path) -> None:
+    """Pinned: no search of so small a model would choose it."""
+    source = f"{TINY},window={window}"
+    made = serve(source, prompt=8, generate=8, concurrency=4, devices=8)
+    models, mesh = reopened(made, source), {"data": (2,), "tensor": (4,)}
+    request = make_request(
+        devices=8, hardware=None, topology=None, workload="infer", baselines=False
+    )
+    joint = Joint(models[0], models[1], request)
+    cut = {"*/layers.0/self_attn/Attention": {"split": {"t": ["tensor"]}}}
+    step = joint.solve(models[1], Pins(mesh, NO_TECHNIQUES, nodes=cut))
+    assert step is not None and step.best is not None
+    weights = weight_pins(step.base, step.best.plan, models[0].graph(1))
+    first = joint.solve(models[0], Pins(mesh, NO_TECHNIQUES, nodes=weights))
+    assert first is not None
+    made = replace(
+        made,
+        prompts=compose(models[0], request, first, {}, ()),
+        step=compose(models[1], request, step, {}, ()),
+    )
+    assert [window, [["data"], [], ["tensor"], []]] in [
+        [t["shape"][2], t["layout"]]
+        for t in made.step.tensors.values()
+        if str(t.get("label", "")).startswith("cache.")
+    ]
+    ids, model = prompts(4, 8), models_zoo.build(source)
+    assert (
+        generated(tmp_path, emitted(tmp_path, source, made), ids) == greedy(model, ids, 8)
+    ).all()
+
+
+def test_a_config_is_served_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No word of a cache: two of four layers keep six tokens. What is emitted with the weights of
+    the same graph generates what onnxruntime does."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps(GEMMA))
+    sizes = ["--prompt", "8", "--generate", "6", "--concurrency", "4", "--devices", "8"]
+    command = ["config.json", "--workload", "infer", *sizes, "-o", "plan.json"]
+    assert main([*command, "--emit", "program.py"]) == 0
+    made = Serving.load("plan.json")
+    assert tokens_of_caches(made) == {6, 14}
+    by_hand = 2 * 2 * 2 * 16 * 2 * (6 + 14) * 4
+    """Layers of a kind, keys and values, heads, features, bytes, tokens, sequences."""
+    row = next(r for r in made.rows if r["label"] == "tp=2")
+    assert row["cache_bytes"] == by_hand // 8 and Path("program.py").exists()
+    model = from_config("config.json", {"cache": "1", "weights": "inline"})
+    onnx.save(model, "model.onnx")
+    assert main(["model.onnx", *command[1:-1], "of_file.json", "--emit", "of_file.py"]) == 0
+    ids = prompts(4, 8)
+    assert (generated(tmp_path, "of_file.py", ids) == greedy(model, ids, 6)).all()
+
+
+def test_zoo_models_are_served_with_a_cache_whether_or_not_it_is_said() -> None:
+    assert models_zoo.with_cache("zoo:llama-tiny,layers=1") == "zoo:llama-tiny,layers=1,cache=1"
+    for spec in ("zoo:llama-tiny,cache=1", "zoo:llama-tiny,cache=0", "zoo:resnet-tiny"):
+        assert models_zoo.with_cache(spec) == spec
+    assert models_zoo.with_cache("zoo:deepseek-tiny") == "zoo:deepseek-tiny"  # latent attention
+
+
+def test_chunks_are_no_window() -> None:
+    """A mask by chunks of four shows fewer keys after a token more: which a cache would keep is not
+    said by how many are seen."""
+    model = models_zoo.build("zoo:llama-tiny,cache=1,window=4")
+    subtract = next(n for n in model.graph.node if n.op_type == "Sub" and "mask" in n.name)
+    four = subtract.input[1]
+    # key > query - 4 becomes key > query - query % 4 - 1.
+    one = onnx.numpy_helper.from_array(np.array(1, np.int64), "one")
+    model.graph.initializer.append(one)
+    made = [
+        onnx.helper.make_node("Mod", [subtract.input[0], four], ["into"]),
+        onnx.helper.make_node("Sub", [subtract.input[0], "into"], ["start"]),
+    ]
+    at = list(model.graph.node).index(subtract)
+    for k, node in enumerate(made):
+        model.graph.node.insert(at + k, node)
+    subtract.input[0], subtract.input[1] = "start", "one"
+    with pytest.raises(PlanError, match="chunks") as e:
+        serve(model, prompt=8, generate=6, concurrency=4, devices=4)
+    assert e.value.code == "P221"
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 12), st.integers(0, 11))
+@settings(max_examples=60, deadline=None)
+def test_slots_hold_the_tokens_of_the_window(
+    size: int, prompt: int, generate: int, padding: int
+) -> None:
+    """Tokens are their numbers: what a prompt leaves in the slots, then one by one."""
+    padding = min(padding, prompt - 1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(runtime, "PROMPT", prompt)
+        whole = np.arange(prompt, dtype=float).reshape(1, 1, prompt, 1)
+        laid = np.asarray(runtime.in_slots(whole, size))
+    slots = np.full(size, -1.0)
+    slots[: laid.shape[2]] = laid[0, 0, :size, 0]
+    for token in range(prompt, prompt + generate):
+        seen = np.asarray(runtime.seen_slots(size, token, np.array([[padding]])))[0]
+        wanted = set(range(max(padding, token - size + 1), token))
+        assert {int(t) for t, s in zip(slots, seen, strict=True) if s} == wanted
+        slots[token % size] = token
+
+
+@given(st.integers(1, 5000), st.integers(1, 4096), st.floats(0.1, 1.0))
+def test_room_of_windows(tokens: int, window: int, part: float) -> None:
+    """Never more than without windows, never less than the layers that keep all; as many where the
+    sequence is shorter than the window."""
+    asked = np.array([tokens])
+    plain, limits = Limits(1, 1, 10**6), Limits(1, 1, 10**6, ((window, part),))
+    (all_kept,), (room,) = plain.room(asked), limits.room(asked)
+    assert all_kept == -(-tokens // BLOCK) * BLOCK
+    assert (1 - part) * all_kept <= room + 1e-9 and room <= all_kept
+    assert room == all_kept or all_kept > window
+
+
+def test_requests_that_arrive_find_more_room_where_layers_have_windows() -> None:
+    """Half of the layers keep 32 of up to 320 tokens: a replica has room for more of them, and the
+    steps of as many are no longer."""
+    rate = {"rate": "200", "prompt": "64~256", "generate": "16~64", "devices": 1}
+    source = "zoo:llama-tiny,layers=4,full_every=2"
+    full, windows = (serve(s, **rate) for s in (source, f"{source},window=32"))
+    assert windows.traffic is not None and full.traffic is not None
+    assert windows.service["most_sequences"] > 1.4 * full.service["most_sequences"]
+    assert windows.traffic["limits"]["cache_tokens"] == pytest.approx(
+        full.traffic["limits"]["cache_tokens"], rel=0.02
+    )
+    assert windows.traffic["cache_taken"] < full.traffic["cache_taken"]
