@@ -262,10 +262,11 @@ def working_of(
     trained = base.training and not base.grad.isdisjoint(node.outputs)
     size = 2 * (ins + outs + weights) if trained and i in base.repeated else ins + outs
     operator = operator_of(node.op)
-    if trained and base.written_out and operator.fusible:
-        size = np.where(
-            weights, ins + outs, np.maximum(ins, outs)
-        )  # written out, an elementwise operator's gradient takes the place of its result's
+    # Written out, an elementwise operator's gradient takes the place of its result's; on a TPU the
+    # products behind it make it.
+    in_place = base.written_out or pricer.topology.device.kind == "tpu"
+    if trained and in_place and operator.fusible:
+        size = np.where(weights, ins + outs, np.maximum(ins, outs))
     if trained and not pricer.runtime.partitioned and i in base.handing_back:
         size = size - outs
     if not base.training:

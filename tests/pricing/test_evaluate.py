@@ -265,3 +265,26 @@ def test_attention_works_beside_the_residual_stream_s_gradient():
     assert i in GraphFacts.of(graph, training=True).repeated
     assert trained == 2 * (ins + outs) + scores * (4 + 2 + 2) + 2 * outs
     assert frozen == ins + outs + scores * (4 + 2)
+
+
+@pytest.mark.parametrize(("hardware", "bytes_"), [("h100-sxm", 2 * (3000 + 1000)), ("v5e", 3000)])
+def test_elementwise_work_in_a_block_takes_no_room_of_its_own_on_a_tpu(
+    hardware: str, bytes_: float
+) -> None:
+    """Its gradient is made by the product that reads it, in the place of its result's; a GPU's
+    kernels have operands, result and both gradients beside one another."""
+    import models_zoo
+    from planner.graph.repeats import hoist
+    from planner.pricing.kernels import working_bytes
+    from planner.reader import read_model
+    from planner.sharding.rule import Split
+    from planner.workload.loss import add_loss
+
+    spec = "zoo:gpt-tiny,layers=3,seq=16"
+    graph = hoist(add_loss(read_model(models_zoo.build(spec), batch=4)))
+    request = make_request(devices=1, hardware=hardware, topology=None, baselines=False)
+    mesh = pinned_mesh(request.topology, {"data": 1})
+    pricer = Pricer(request.topology, mesh, request.runtime, request.recipe)
+    base = GraphFacts.of(graph, training=True)
+    i = next(i for i, n in enumerate(graph.nodes) if n.op == "Gelu" and i in base.repeated)
+    assert working_bytes(base, i, Split(), 3000.0, 1000.0, 0.0, pricer) == bytes_
