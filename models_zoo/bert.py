@@ -51,7 +51,7 @@ def build(c: BertConfig, net: Net) -> None:
     require(
         c.seq <= c.positions,
         f"{net.name}: seq={c.seq} is longer than the position table of {c.positions}",
-        f"add positions={c.seq}",
+        f"a seq of at most {c.positions}, or positions={c.seq} (in a config.json its own field)",
     )
     ids = net.input("input_ids", [net.batch, c.seq], "int64")
     present = net.input("attention_mask", [net.batch, c.seq], "int64")

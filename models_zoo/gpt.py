@@ -77,7 +77,7 @@ def build(c: GptConfig, net: Net) -> None:
     require(
         c.seq <= rows,
         f"gpt: seq={c.seq} is longer than the position table of {rows}",
-        f"add positions={c.seq}",
+        f"a seq of at most {rows}, or positions={c.seq} (in a config.json its own field)",
     )
     s = net.root.at("transformer")
     cache = Cache(net, c.layers, c.heads, c.hidden // c.heads) if c.cache else None

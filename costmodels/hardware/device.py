@@ -381,16 +381,41 @@ def from_table(data: Mapping[str, Any], where: str) -> Device:
     impossible values."""
     try:
         _known(data)
-        return _device(data)
+        return _device(_Table.of(data))
     except KeyError as e:
         raise DeviceError(f"{where}: key {e.args[0]!r} is missing") from e
     except (UnitError, ValueError, TypeError, AttributeError) as e:
         raise DeviceError(f"{where}: {e}") from e
 
 
+class _Table(dict[str, Any]):
+    """A table of a file, which says of a missing key in which table it is missing."""
+
+    name = ""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any], name: str = "") -> _Table:
+        """A table with the tables in it."""
+        made = cls(
+            (k, cls.of(v, f"{name}{k}.") if isinstance(v, Mapping) else v) for k, v in data.items()
+        )
+        made.name = name
+        return made
+
+    def __missing__(self, key: str) -> Any:
+        raise KeyError(f"{self.name}{key}")
+
+
 def _device(data: Mapping[str, Any]) -> Device:
     """The Device of a parsed file. KeyError and ValueError say what is wrong with it."""
     memory = data["memory"]
+    capacity_bytes = _above_zero(size_bytes(memory["capacity"]), "memory.capacity")
+    context_bytes = size_bytes(memory["context"])
+    if context_bytes >= capacity_bytes:
+        raise ValueError(
+            f"memory.context {memory['context']} leaves nothing of memory.capacity"
+            f" {memory['capacity']}"
+        )
     points, values = _curve(data["matmul"])
     peak = {str(k): rate_flops_per_s(v) for k, v in data["peak"].items()}
     if not peak or not all(peak.values()):
@@ -405,8 +430,8 @@ def _device(data: Mapping[str, Any]) -> Device:
         peak_flops_per_s=peak,
         matmul_flops=points,
         matmul_efficiency=values,
-        memory_bytes=_above_zero(size_bytes(memory["capacity"]), "memory.capacity"),
-        context_bytes=size_bytes(memory["context"]),
+        memory_bytes=capacity_bytes,
+        context_bytes=context_bytes,
         memory_bytes_per_s=_above_zero(
             bandwidth_bytes_per_s(memory["bandwidth"]), "memory.bandwidth"
         ),

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy
 
 
+WRITES = ("--checkpoints", "--log", "--export", "--profile")
+"""Options of programs that name what they write."""
 TRIAL_STEPS = 3
 """What a program takes that is not told how many."""
 
@@ -156,13 +158,29 @@ def limit_s(args: argparse.Namespace, strategy: Strategy) -> int:
         or strategy.workload["kind"] != "train"
     ):
         return round(args.time or 0)
-    words = [w for word in args.arguments for w in word.split("=", 1)]
-    steps = words[words.index("--steps") + 1] if "--steps" in words[:-1] else str(TRIAL_STEPS)
+    steps = _value(args.arguments, "--steps") or str(TRIAL_STEPS)
     return (
         int(1800 + 2 * int(steps) * float(strategy.costs["step_time_range_s"][1]))
         if steps.isdecimal()
         else 0
     )
+
+
+def _value(arguments: Sequence[str], option: str) -> str:
+    """What a program's arguments say of an option, "" where they say nothing."""
+    words = [w for word in arguments for w in word.split("=", 1)]
+    return words[words.index(option) + 1] if option in words[:-1] else ""
+
+
+def lost_with_a_pod(arguments: Sequence[str], volume: str) -> list[str]:
+    """`OPTION PATH` of what a program writes into its pod's own file system, which goes with the
+    pod: the volume is mounted at /data."""
+    told = ((option, _value(arguments, option)) for option in WRITES)
+    return [
+        f"{option} {path}"
+        for option, path in told
+        if path and "://" not in path and not (volume and Path("/data") in Path(path).parents)
+    ]
 
 
 def write(
@@ -196,6 +214,11 @@ def write(
         console.say(
             f"note: no ConfigMap holds the program ({why}): copy {job.program.parent}/ to"
             f" {plain_name(job.name)}/ on the volume {args.volume}"
+        )
+    if scheduler.in_config_map and (lost := lost_with_a_pod(args.arguments, args.volume)):
+        console.say(
+            f"note: {' and '.join(lost)}: in the pod's own file system, and gone with it; --volume"
+            " CLAIM mounts one at /data"
         )
     paths = [job.program.parent / file for file in texts]
     for path, text in zip(paths, texts.values(), strict=True):

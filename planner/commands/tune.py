@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from planner.interop.price import Configuration
     from planner.interop.settings import Settings
     from planner.interop.tune import Choice, Tuned
+    from planner.machine.topology import Topology
     from planner.workload.model import Model
 
 INTERRUPTED = 130
@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     import planner.api as api
     from planner.commands.common import machine
     from planner.commands.exchange import opened, precision_of
+    from planner.interop.keys import function_of
     from planner.interop.price import as_priced
     from planner.interop.tune import tune
     from planner.pins.launcher_space import SPACES
@@ -53,15 +54,17 @@ def run(args: argparse.Namespace) -> int:
     searched = time.monotonic() - begun
     said, stopped = _compiled(args, tuned, compile_for)
     table = as_table(tuned, said, searched)
+    lines, gone = _changes(configuration, tuned, topology, function_of(args.config)[0].suffix)
     if args.json:
         console.data(json.dumps(table, indent=2))
     else:
-        console.data(in_words(model, args, configuration, tuned, said) + "\n")
+        console.data(in_words(model, args, configuration, tuned, said, lines) + "\n")
         console.say(f"{tuned.tried} plans priced, {searched:.1f} s")
     if tuned.best and tuned.best[0] is not tuned.yours:
         from planner.support.atomic_write import write_atomically
 
-        write_atomically(target, _written(tuned, tuned.best[0].settings, target.suffix))
+        text = _written(tuned, tuned.best[0].settings, target.suffix)
+        write_atomically(target, _leaving_out(gone, target.suffix) + text)
         console.say(
             f"wrote {target}, the first of them   next: plan import {target} --model {args.model}"
             f" {' '.join(options_of(tuned.best[0].strategy, configured=True))}"
@@ -82,6 +85,12 @@ def _target(args: argparse.Namespace, configuration: Configuration) -> Path:
     if target.exists() and not args.force:
         raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
     return target
+
+
+def _leaving_out(gone: Sequence[str], suffix: str) -> str:
+    """A first line of what is written: keys of the user's file that contradict it. JSON has no
+    comments."""
+    return "" if not gone or suffix == ".json" else f"# In the place of {', '.join(gone)}.\n"
 
 
 def _written(tuned: Tuned, settings: Settings, suffix: str = "") -> str:
@@ -142,9 +151,9 @@ def in_words(
     configuration: Configuration,
     tuned: Tuned,
     said: Sequence[dict[str, Any]],
+    changed: Sequence[str],
 ) -> str:
-    """What was found, for people."""
-    from planner.interop.keys import function_of
+    """What was found, for people. changed: `_changes`."""
     from planner.pins.launcher_space import SPACES
     from planner.support.text import table
 
@@ -160,8 +169,7 @@ def in_words(
     if tuned.yours is None:
         lines.append(f"yours has no price: {tuned.why}")
     lines += [_answer(tuned), *_peaks(tuned, said), *_smaller(tuned)]
-    if tuned.yours is not None and tuned.best and tuned.best[0] is not tuned.yours:
-        lines += ["", "what changes:", *_changes(tuned, function_of(args.config)[0].suffix)]
+    lines += ["", "what changes:", *(f"  {line}" for line in changed)] if changed else []
     lines += [f"note: {note}" for note in configuration.notes]
     if configuration.unread:
         lines.append(f"note: not read: {', '.join(configuration.unread[:12])}")
@@ -243,18 +251,42 @@ def _smaller(tuned: Tuned) -> list[str]:
     )
 
 
-def _changes(tuned: Tuned, suffix: str) -> list[str]:
-    """Lines of the written settings that differ, in the form that a file's ending says."""
-    assert tuned.yours is not None
-    before, after = (
-        _written(tuned, s, suffix).splitlines()
-        for s in (tuned.yours.settings, tuned.best[0].settings)
-    )
-    return [
-        f"  {line.rstrip()}"
-        for line in difflib.ndiff(before, after)
-        if line[:2] in ("- ", "+ ") and not line[2:].lstrip().startswith("#")
-    ]
+def _changes(
+    configuration: Configuration, tuned: Tuned, topology: Topology, suffix: str
+) -> tuple[list[str], list[str]]:
+    """What changes in the file, of this ending, for the first of the best: lines, and the keys that
+    go."""
+    import tempfile
+
+    from planner.interop.changes import Rewrite, changes
+    from planner.interop.keys import Keys, read_keys
+    from planner.interop.price import LAUNCHERS
+    from planner.machine.topology import domain_of
+
+    if tuned.yours is None or not tuned.best or tuned.best[0] is tuned.yours:
+        return [], []
+    launcher, best = LAUNCHERS[tuned.launcher], tuned.best[0].settings
+    before, after = (_written(tuned, s, suffix) for s in (tuned.yours.settings, best))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"written{_ending(tuned, suffix)}"
+        path.write_text(after)
+        written, _ = read_keys(path, (), lambda table: True)
+
+    def read(keys: Keys) -> Settings:
+        settings: Settings = launcher.read(keys, topology.devices, domain_of(topology))[0]
+        return settings
+
+    stages = getattr(launcher, "STAGE_KEYS", ())
+    of = Rewrite(tuned.yours.settings, best, before, after, written, read, stages)
+    return changes(configuration.keys, of)
+
+
+def _ending(tuned: Tuned, suffix: str) -> str:
+    """The ending of what `_written` writes for a file with this ending."""
+    from planner.interop.price import LAUNCHERS, forms_of
+
+    launcher = LAUNCHERS[tuned.launcher]
+    return suffix if suffix in forms_of(launcher) else str(launcher.SUFFIX)
 
 
 def as_table(tuned: Tuned, said: Sequence[dict[str, Any]], seconds: float) -> dict[str, Any]:

@@ -250,6 +250,28 @@ class Keys:
         """Every key, in the order of the file."""
         return list(self._values)
 
+    def entries(self, name: str) -> Sequence[tuple[str, Any]]:
+        """(key as it stands in the file, value) of each place that has a key."""
+        return self._values.get(name, ())
+
+    def says(self, name: str, other: Keys) -> bool:
+        """Whether a key is there with the value that it has in others."""
+        mine, theirs = (
+            [str(value).lower() for _, value in keys.entries(name)] for keys in (self, other)
+        )
+        return bool(mine) and set(mine) == set(theirs)
+
+    def with_those(self, other: Keys, names: Collection[str], without: Collection[str]) -> Keys:
+        """These keys with some of others in the place of their own, and without some."""
+        made = Keys({}, self.layers)
+        mine = {n: e for n, e in self._values.items() if n not in names and n not in without}
+        made._values = mine | {n: list(other.entries(n)) for n in names}
+        return made
+
+    def was_read(self, name: str) -> bool:
+        """Whether a key was asked for."""
+        return name in self._read
+
     @property
     def any_read(self) -> bool:
         """Whether a key that the file has was read."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -212,13 +212,15 @@ def priced(
 @dataclass(frozen=True)
 class Configuration:
     """A configuration as it was read. unread: keys that mean nothing to the planner or that it does
-    not know; claims: what it says of the model (planner.interop.model_sizes.hold)."""
+    not know; claims: what it says of the model (planner.interop.model_sizes.hold); keys: as the
+    file has them."""
 
     launcher: str
     settings: Settings
     notes: tuple[str, ...]
     unread: tuple[str, ...]
     claims: tuple[Claim, ...] = ()
+    keys: Keys = field(default_factory=lambda: Keys({}), compare=False)
 
 
 def precision_under(runtime: str, recipe: str) -> str:
@@ -292,7 +294,7 @@ def read_configuration(
             f"no key of {path} is read of {kind}: it has {has}",
             help=[*notes[:2], f"--from {'|'.join(LAUNCHERS)}"],
         )
-    return Configuration(kind, settings, (*notes, *more), unread, claims)
+    return Configuration(kind, settings, (*notes, *more), unread, claims, keys)
 
 
 def _kind(keys: Keys, path: str | Path, notes: Sequence[str]) -> str:

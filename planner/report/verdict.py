@@ -58,7 +58,11 @@ def beside(s: Strategy) -> str:
         return ""
     fitting = {key: row for key, row in rivals.items() if row["fit"] != "no"}
     if not fitting:
-        return "none of the usual ways fits" if own["fit"] != "no" else ""
+        none = "none of the usual ways fits" if own["fit"] != "no" else ""
+        kept = s.baselines.get(ON_DEVICES)
+        if none and kept is not None and kept["fit"] != "no":
+            return f"{against(own, kept)} the best with all on the devices; {none}"
+        return none
     key, row = min(fitting.items(), key=lambda kv: (kv[1]["step_time_s"], kv[0]))
     name = baseline_name(key, row)
     if s.solver.get("from") == key:

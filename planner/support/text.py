@@ -83,7 +83,7 @@ def visible(text: str) -> int:
 def count(n: float) -> str:
     """A count for people: "1,124", "4.2 M", "8.03 B"."""
     for scale, unit in _LARGE:
-        if n >= scale:
+        if n >= scale * (0.9995 if scale > 1e6 else 1.0):  # 999.9 M has three digits as 1 B alone
             return f"{n / scale:.3g} {unit}"
     return f"{n:,.0f}"
 

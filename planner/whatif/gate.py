@@ -378,8 +378,8 @@ def _causes(
 
 
 def read_budget(path: str | Path, name: str) -> dict[str, float]:
-    """Limits for a model: every table of the file whose glob matches its name, later ones on top.
-    Raises P065.
+    """Limits for a model: every table of the file whose glob matches its name, of the zoo's with or
+    without `zoo:`, later ones on top. Raises P065.
 
     ["zoo:llama3-8b"]   step_time = "1200 ms"   memory = "70 GiB"   devices = 64
     """
@@ -391,6 +391,11 @@ def read_budget(path: str | Path, name: str) -> dict[str, float]:
     except ValueError as e:
         raise PlanError("P065", f"{path} is not TOML: {e}") from e
     readers = {"step_time": time_s, "memory": size_bytes, "devices": _devices}
+    names = {name, name.removeprefix("zoo:")}
+
+    def matches(glob: str) -> bool:
+        return any(fnmatch.fnmatchcase(n, glob) for n in names)
+
     out: dict[str, float] = {}
     hit = False
     for glob, table in data.items():
@@ -412,15 +417,15 @@ def read_budget(path: str | Path, name: str) -> dict[str, float]:
                 limit = float(readers[key](value))
             except (UnitError, ValueError) as e:
                 raise PlanError("P065", f"{path}: [{glob}] {key}: {e}") from e
-            if fnmatch.fnmatchcase(name, glob):
+            if matches(glob):
                 out[key] = limit
-        hit = hit or fnmatch.fnmatchcase(name, glob)
+        hit = hit or matches(glob)
     if not hit:
-        suggestion = did_you_mean(name, list(data))
+        has = f"tables for {', '.join(map(repr, data))}" if data else "no table"
         raise PlanError(
             "P065",
-            f"{path} has no budget for {name!r}",
-            help=[h for h in (suggestion, "a table named like the model, or a glob") if h],
+            f"{path} has no budget for {name!r}: it has {has}",
+            help=[f'a table ["{name}"], or a glob'],
         )
     return out
 

@@ -189,7 +189,7 @@ class Model:
         and shapes may say."""
 
         w = self.workload
-        tokens = w.tokens_per_step if batch is None else None
+        tokens = None if part else w.tokens_per_step
         dims, shapes = {k: v for k, v in w.dims.items() if k not in self.lengths}, w.shapes
         if part and batch is not None and (dims or shapes):
             from planner.reader.onnx.dims import with_batch

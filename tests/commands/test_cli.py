@@ -553,6 +553,7 @@ ERRORS: list[tuple[list[str], str, int]] = [
     (["zoo:llama-tiny,layer=2", "--devices", "8"], "P071", 2),
     (["none.onnx", "--devices", "8"], "P101", 2),
     (["folder/", "--devices", "8"], "P101", 2),
+    ([TINY, "--devices", "8", "--batch", "8", "--tokens-per-step", "4096"], "P142", 2),
     (["garbage.onnx", "--devices", "8"], "P102", 2),
     (["empty.onnx", "--devices", "8"], "P102", 2),
     (["list.json", "--devices", "8"], "P074", 2),

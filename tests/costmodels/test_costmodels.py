@@ -677,7 +677,7 @@ def test_a_missing_key_is_named(key: str) -> None:
     data = _h100()
     *tables, last = key.split(".")
     del (data[tables[0]] if tables else data)[last]
-    with pytest.raises(DeviceError, match=rf"mine\.toml: key '{last}' is missing"):
+    with pytest.raises(DeviceError, match=rf"mine\.toml: key '{key}' is missing"):
         from_table(data, "mine.toml")
 
 
@@ -686,6 +686,7 @@ BAD = [
     ("memory.capacity", "80 GB/s", "not a unit of size"),
     ("memory.capacity", 80, "number and a unit"),
     ("memory.capacity", "0 GiB", "above 0"),
+    ("memory.context", "90 GiB", "leaves nothing of memory.capacity"),
     ("memory.bandwidth", "3350 GB", "not a unit of bandwidth"),
     ("memory.efficiency", 84, "at most 1"),
     ("memory.efficiency", "0.8", "at most 1"),

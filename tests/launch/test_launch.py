@@ -962,3 +962,20 @@ def test_the_command_says_what_a_cluster_calls_things(
     pod = made["spec"]["template"]["spec"]
     assert made["spec"]["activeDeadlineSeconds"] == 7200 and pod["nodeSelector"] == {"pool": "a"}
     assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/x": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "volume", "lost"),
+    [
+        (("--steps", "9", "--checkpoints", "/data/ck"), "", ["--checkpoints /data/ck"]),
+        (("--checkpoints", "/data/ck", "--log=/data/a.jsonl"), "claim", []),
+        (("--checkpoints", "gs://b/ck", "--export=/tmp/a"), "claim", ["--export /tmp/a"]),
+        (("--checkpoints", "/database/ck"), "claim", ["--checkpoints /database/ck"]),
+    ],
+)
+def test_what_goes_with_a_pod_is_said(
+    arguments: tuple[str, ...], volume: str, lost: list[str]
+) -> None:
+    from planner.commands.launching import lost_with_a_pod
+
+    assert lost_with_a_pod(arguments, volume) == lost

@@ -405,3 +405,15 @@ def test_manual_refuses_what_cannot_be(strategy: Strategy) -> None:
         other.nodes[node]["split"] == {}
         and other.costs["step_time_s"] != strategy.costs["step_time_s"]
     )
+
+
+@pytest.mark.parametrize("table", ["zoo:llama-tiny", "llama-tiny", "llama-*", "*"])
+def test_a_budget_s_table_is_named_like_the_model(table: str, tmp_path: Path) -> None:
+    path = tmp_path / "b.toml"
+    path.write_text(f'["{table}"]\nmemory = "1 GiB"\n')
+    assert read_budget(path, "zoo:llama-tiny") == {"memory": 2**30}
+    if table == "*":
+        return
+    with pytest.raises(PlanError, match="has tables for") as e:
+        read_budget(path, "model.onnx")
+    assert e.value.code == "P065" and "did you mean" not in str(e.value)

@@ -76,6 +76,10 @@ LEFT_OUT = {
 }
 """Keys that change the program and have no price here, and what is priced instead."""
 ENDS = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+CHUNKS = ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
+CHUNK_LAYERS = "num_layers_per_virtual_pipeline_stage"
+STAGE_KEYS = (*CHUNKS, CHUNK_LAYERS, *ENDS, LAYOUT)
+"""How layers lie on pipeline stages."""
 PADDED = 128
 """make_vocab_size_divisible_by where a file does not say it."""
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
@@ -371,12 +375,16 @@ def _unrolled(layout: str) -> str:
 
 def _virtual_stages(keys: Keys, stages: int, notes: list[str]) -> int:
     """Chunks of a pipeline stage. Raises PlanError P191 where layers do not divide into them."""
-    virtual = keys.whole(
-        1, "virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"
-    )
+    virtual = keys.whole(1, *CHUNKS)
     if layout := keys.word("", LAYOUT):
         return _chunks_of(layout, stages)
-    each = keys.whole(0, "num_layers_per_virtual_pipeline_stage")
+    each = keys.whole(0, CHUNK_LAYERS)
+    if each and CHUNKS[1] in keys and keys.get(CHUNKS[1]) is not None:
+        raise PlanError(
+            "P191",
+            f"{CHUNK_LAYERS} and {CHUNKS[1]} are both set, which Megatron refuses",
+            help=["leave one of them"],
+        )
     if stages == 1 or not each or virtual > 1:
         return virtual if stages > 1 else 1
     layers = keys.whole(0, "num_layers") or keys.layers()
@@ -388,7 +396,7 @@ def _virtual_stages(keys: Keys, stages: int, notes: list[str]) -> int:
         raise PlanError(
             "P191",
             f"{layers} layers do not divide into {stages} stages of chunks of {each}"
-            " (num_layers_per_virtual_pipeline_stage)",
+            f" ({CHUNK_LAYERS})",
         )
     return virtual
 

@@ -50,6 +50,8 @@ CLASSES = {"block": "FullAC", BLOCK_KEEP: "SelectiveAC"}
 CHUNKS = 2
 """Virtual stages of a rank where Interleaved1F1B is said alone."""
 WEIGHED = ("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers")
+STAGE_KEYS = ("pipeline_parallel_layers_per_stage", "module_fqns_per_model_part", *WEIGHED)
+"""How layers lie on pipeline stages."""
 """Layers that the first and the last stage have less; 1 where it is not said."""
 
 

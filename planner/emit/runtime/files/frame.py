@@ -254,6 +254,18 @@ def synthetic_batch(seed):
     return out
 
 
+def at_least(least):
+    """A reader of options' values: whole numbers of at least so much."""
+
+    def whole_number(text):
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text} is below {least}")
+        return value
+
+    return whole_number
+
+
 # Long: one statement per option of the command line.
 def command_line(more=()):
     """Options, `more` of them as (name, add_argument's keywords); sets up the devices, and joins
@@ -262,7 +274,7 @@ def command_line(more=()):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--steps", type=at_least(1), default=3)
     parser.add_argument(
         "--virtual-devices",
         type=int,
@@ -271,7 +283,10 @@ def command_line(more=()):
     )
     parser.add_argument("--float32", action="store_true", help="compute in float32 throughout")
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the data, and of weights that are stored nowhere"
+        "--seed",
+        type=at_least(0),
+        default=0,
+        help="of the data, and of weights that are stored nowhere",
     )
     parser.add_argument(
         "--weights",

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from planner.emit.runtime.files.checkpoint import export, open_checkpoints, restore, save
 from planner.emit.runtime.files.feed import next_batch, open_data
 from planner.emit.runtime.files.frame import (
+    at_least,
     command_line,
     computed,
     initial_values,
@@ -53,7 +54,7 @@ TRAINING_OPTIONS = (
     (
         "--save-every",
         {
-            "type": int,
+            "type": at_least(1),
             "default": 100,
             "metavar": "STEPS",
             "help": "with --checkpoints; the last step is saved too (default 100)",
@@ -61,7 +62,12 @@ TRAINING_OPTIONS = (
     ),
     (
         "--keep",
-        {"type": int, "default": 3, "metavar": "N", "help": "checkpoints to keep (default 3)"},
+        {
+            "type": at_least(1),
+            "default": 3,
+            "metavar": "N",
+            "help": "checkpoints to keep (default 3)",
+        },
     ),
     (
         "--export",
@@ -74,10 +80,18 @@ TRAINING_OPTIONS = (
 )
 
 
+def refuse_no_folder(*paths):
+    """End now where a file could not be written at the end."""
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise SystemExit(f"{path}: there is no folder {path.parent}")
+
+
 def main():
     """Train up to --steps steps."""
     args = command_line((*TRAINING_OPTIONS, *WATCH_OPTIONS, *setting_options()))
     set_constants(args)
+    refuse_no_folder(args.log, args.export)
     mesh = make_mesh()
     data = open_data(args.data)
     weights = stored_weights(args, PARAMS, FROZEN)
@@ -86,6 +100,8 @@ def main():
     done, params, state = restore(saved, mesh, args.resume_from) or begin(args, weights, mesh)
     if done:
         say(f"going on after step {done - 1}, saved in {args.checkpoints}")
+    if done >= args.steps:
+        say(f"--steps {args.steps} are done: more of them go on from here")
     step, evaluate = make_step(mesh), evaluator(args, frozen, mesh)
     batch = next_batch(data, done, args.seed, mesh) if done < args.steps else None
     told, restart = watcher(args, saved)

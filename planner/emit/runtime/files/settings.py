@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 SETTINGS = (
     ("--lr", "LEARNING_RATE", {"type": float, "metavar": "RATE", "help": "learning rate"}),
     (
@@ -58,8 +60,8 @@ def set_constants(args):
     for option, name, _ in SETTINGS:
         if name in globals():
             given[name] = getattr(args, option[2:].replace("-", "_"))
-            if isinstance(given[name], int | float) and given[name] < 0:
-                raise SystemExit(f"{option} {given[name]}: it cannot be below 0")
+            if isinstance(given[name], int | float) and not 0 <= given[name] < math.inf:
+                raise SystemExit(f"{option} {given[name]}: a finite number of at least 0 is wanted")
             if name.startswith("BETA") and given[name] >= 1:
                 raise SystemExit(f"{option} {given[name]}: it has to be below 1")
     globals().update(given)

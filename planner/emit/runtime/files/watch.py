@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from planner.emit.runtime.files.feed import next_batch, open_data
-from planner.emit.runtime.files.frame import say
+from planner.emit.runtime.files.frame import at_least, say
 from planner.emit.runtime.files.start import lost_at
 from planner.emit.runtime.files.tables import BATCH, ITEM, ITEMS, MESH, MODEL_FLOPS, PEAK_FLOPS
 from planner.emit.runtime.step.one_step import named, step_text
@@ -26,12 +26,17 @@ WATCH_OPTIONS = (
     ),
     (
         "--eval-every",
-        {"type": int, "default": 0, "metavar": "STEPS", "help": "take the loss on --eval-data"},
+        {
+            "type": at_least(0),
+            "default": 0,
+            "metavar": "STEPS",
+            "help": "take the loss on --eval-data",
+        },
     ),
     ("--eval-data", {"metavar": "WHERE", "help": "what is not trained on, as for --data"}),
     (
         "--eval-batches",
-        {"type": int, "default": 8, "metavar": "N", "help": "of it, the same each time"},
+        {"type": at_least(1), "default": 8, "metavar": "N", "help": "of it, the same each time"},
     ),
     (
         "--profile",
