@@ -229,6 +229,9 @@ class Operator:
     keeps_slope: Callable[[Node], bool] = lambda node: False
     """Whether compilers keep one more tensor of its result's size from its forward to its backward
     pass where both stand in one computation, outside loops: what its slope is made of."""
+    kept_unlooped: Callable[[Pieces], np.ndarray] | None = None
+    """Bytes that compilers keep from its forward pass to its backward pass where both stand in one
+    computation, outside loops: what both make alike. [splits]"""
     looks_again: bool = False
     """Whether its backward pass reads operands in element-wise kernels, which make them again from
     what they were made of, though its forward pass is none."""

@@ -42,6 +42,7 @@ from planner.ops.expert_kernels import (
     kernel_of,
     kernel_passes,
     kernel_workspace,
+    places,
 )
 from planner.ops.expert_load import busiest_blocks, busiest_rows, counts_of, imbalance_of
 from planner.sharding.rule import KernelCollective, Rule, Split, parse
@@ -371,6 +372,22 @@ def _bytes_beside(pieces: Pieces, split: Split) -> float:
     return size
 
 
+def _sorted_rows(pieces: Pieces) -> np.ndarray:
+    """The rows in the order of experts, where one kernel takes them all and they do not travel."""
+    return np.array([_bytes_sorted(pieces, split) for split in pieces.splits])
+
+
+def _bytes_sorted(pieces: Pieces, split: Split) -> float:
+    rule, mesh = pieces.rule, pieces.mesh
+    if capacity_of(pieces.node) or exchanges(rule, split):
+        return 0.0
+    (rows, count), local = blocks(rule, split, mesh, pieces.trained), rule.local(split, mesh)
+    given = given_rows(rule, split, mesh)
+    kernel = kernel_of(pieces, local, given, rows * count * local["e"])
+    at = places(kernel, given, local["e"]) if kernel else 0
+    return at * local["h"] * pieces.itemsize("float32")
+
+
 register(
     Operator(
         "RoutedExperts",
@@ -381,6 +398,7 @@ register(
         filling=filling,
         busiest=_busiest,
         workspace=_workspace,
+        kept_unlooped=_sorted_rows,
         products=_products,
         roles={"e": "expert"},
         sums_last=lambda node, slot: (

@@ -52,7 +52,13 @@ from planner.execution.weight_offload import offloaded_names
 from planner.ops import operator_of
 from planner.pricing.device_weights import device_weights
 from planner.pricing.handed_on import handed_on
-from planner.pricing.kernels import named_beside, reads_whole, saved_beside, working_bytes
+from planner.pricing.kernels import (
+    named_beside,
+    pieces_of,
+    reads_whole,
+    saved_beside,
+    working_bytes,
+)
 from planner.pricing.outside_gradients import outside_gradient
 from planner.pricing.pricer import Pricer
 from planner.pricing.split_arrays import SplitArrays
@@ -236,7 +242,7 @@ def _of_written_out(base: GraphFacts, flow: Flow, pricer: Pricer) -> MemoryParts
         return parts
     slopes = np.zeros(len(base.graph.nodes))
     for i, size in slope_bytes(base, apart, pricer):
-        slopes[i] = size * (1 + pricer.runtime.memory_slack)
+        slopes[i] += size * (1 + pricer.runtime.memory_slack)
     live = parts.liveness.activations + np.cumsum(slopes)
     return replace(
         parts,
@@ -248,7 +254,8 @@ def _of_written_out(base: GraphFacts, flow: Flow, pricer: Pricer) -> MemoryParts
 def slope_bytes(base: GraphFacts, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, float]]:
     """(node, bytes) of what compilers keep beside what a backward pass asks for, of a microbatch,
     where no loop parts it from the forward pass: of functions whose slope is kept
-    (`Operator.keeps_slope`), and of those that a comparison could make again what products read."""
+    (`Operator.keeps_slope`), of those that a comparison could make again what products read, and
+    what both passes make alike (`Operator.kept_unlooped`)."""
     graph, mesh, kept = base.graph, dict(flow.plan.mesh), set(base.residuals.values())
     for i, node in enumerate(graph.nodes):
         operator = operator_of(node.op)
@@ -257,6 +264,8 @@ def slope_bytes(base: GraphFacts, flow: Flow, pricer: Pricer) -> Iterator[tuple[
             tensor = graph.tensors[node.outputs[0]]
             local = local_shape(tensor.shape, flow.source[tensor.name], mesh)
             yield i, pricer.stored_bytes(local, tensor.dtype, base.kind_of(tensor.shape))
+        if operator.kept_unlooped is not None and not base.grad.isdisjoint(node.outputs):
+            yield i, float(operator.kept_unlooped(pieces_of(base, i, (flow.split(i),), pricer))[0])
 
 
 def _weight_bytes(
@@ -575,6 +584,8 @@ def _liveness(base: GraphFacts, flow: Flow, pricer: Pricer, weights: _WeightByte
     for p in passes(base, flow, pricer, weights.gathered):
         results[p.i], workspace[p.i] = p.made, p.work
         postponed[p.i] = p.ins + p.outs if puts_off(base, p.i) else 0.0
+    classes = np.array(base.shared, np.int64)  # a pass stands for all nodes like it
+    results, workspace, postponed = results[classes], workspace[classes], postponed[classes]
     users, whole, remaining = (
         zip(*weights.gradients_of, strict=True) if weights.gradients_of else ((), (), ())
     )

@@ -18,9 +18,7 @@ from planner.emit.runtime.files.watch import WATCH_OPTIONS
     ("option", "least"),
     [("--save-every", 1), ("--keep", 1), ("--eval-every", 0), ("--eval-batches", 1)],
 )
-def test_counts_have_a_least(
-    option: str, least: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_counts_have_a_least(option: str, least: int, capsys: pytest.CaptureFixture[str]) -> None:
     """No checkpoint would be kept, or none ever saved."""
     parser = argparse.ArgumentParser()
     for name, how in (*TRAINING_OPTIONS, *WATCH_OPTIONS):

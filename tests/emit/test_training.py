@@ -89,7 +89,7 @@ def test_a_resumed_run_has_the_rates_of_one_that_was_not_interrupted(
 
 @pytest.mark.parametrize("option", ["--lr", "--warmup", "--lr-end-fraction"])
 def test_settings_below_zero_are_refused(run: types.FunctionType, option: str) -> None:
-    with pytest.raises(SystemExit, match=f"{option} -1.* below 0"):
+    with pytest.raises(SystemExit, match=f"{option} -1.*: a finite number of at least 0"):
         run(f"{option}=-1")
 
 

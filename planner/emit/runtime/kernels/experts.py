@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from planner.emit.runtime.collectives.exchange import after
 from planner.emit.runtime.kernels.grouped_experts import (
     grouped_gradients,
     grouped_results,
@@ -35,10 +36,18 @@ def routed_experts(x, index, share, stacks, start, how):
         dx, dshare, dstacks = expert_gradients(
             how, x, ids, share, stacks, g, jax.tree.map(nothing, stacks)
         )
-        return dx, None, dshare, dstacks
+        return after_all(dx, dstacks), None, dshare, dstacks
 
     run.defvjp(lambda *operands: (expert_results(how, *operands), operands), backward)
     return run(x.reshape(-1, x.shape[-1]), ids, share.reshape(-1), stacks).reshape(x.shape)
+
+
+def after_all(dx, made):
+    """`dx`, but computed after all arrays in `made`. Where layers are written out one after the
+    other, compilers put off the gradients of experts' weights until all layers' rows for them are
+    there together."""
+    ends = [x[(0,) * x.ndim].astype(jnp.float32) for x in jax.tree.leaves(made)]
+    return after(dx, sum(ends)[None])
 
 
 # Long: the forward and the backward pass of one function share what it computes first.

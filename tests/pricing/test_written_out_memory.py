@@ -1,0 +1,60 @@
+"""Memory of blocks that are written out, on GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+import planner
+from planner.pricing import peak_memory
+from planner.pricing.peak_memory import MemoryParts
+from planner.strategy.strategy import Strategy
+
+
+def parts_of(
+    model: str, monkeypatch: pytest.MonkeyPatch, pins: str
+) -> tuple[Strategy, MemoryParts, list[str]]:
+    """A plan, its memory operator by operator, and the operators' kinds."""
+    found: list[tuple[MemoryParts, list[str]]] = []
+    real = peak_memory.memory_parts
+
+    def kept(*args: object) -> MemoryParts:
+        parts = real(*args)  # type: ignore[arg-type]
+        if parts.liveness is not None:
+            found.append((parts, [n.op for n in args[0].graph.nodes]))  # type: ignore[attr-defined]
+        return parts
+
+    monkeypatch.setattr(peak_memory, "memory_parts", kept)
+    made = planner.plan(
+        f"zoo:{model}", devices=8, batch=16, pins=f"{pins},blocks=written-out", baselines=False
+    )
+    step = made.costs["memory_per_device_bytes"]
+    parts, ops = next(
+        (p, o)
+        for p, o in reversed(found)
+        if p.liveness is not None and abs(p.parameters + p.state + p.liveness.peak - step) < 1e4
+    )
+    return made, parts, ops
+
+
+def test_every_layer_has_its_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention's backward pass works with as much in each of four layers."""
+    _, parts, ops = parts_of("gpt2-small,layers=4", monkeypatch, "dp=8,zero=1,micro=1")
+    assert parts.liveness is not None
+    layers = [float(parts.liveness.temporary[i]) for i, op in enumerate(ops) if op == "Attention"]
+    assert len(layers) == 4 and min(layers) > 0
+    assert max(layers) <= 1.3 * min(layers)
+
+
+def test_rows_in_the_order_of_experts_are_kept_layer_by_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two rows a token of 4,096 features in bf16, a tile more for each of eight experts."""
+    model = "mixtral-8x7b,layers=3,seq=4096"
+    _, parts, ops = parts_of(model, monkeypatch, "data=2,tensor=4,zero=2,micro=1")
+    assert parts.liveness is not None
+    at = [i for i, op in enumerate(ops) if op == "RoutedExperts"]
+    live = parts.liveness.activations
+    rows = 8 * 4096 * 2
+    for i in at:
+        kept = float(live[i] - live[i - 1])
+        assert rows * 4096 * 2 <= kept <= (rows + 8 * 256) * 4096 * 2 * 1.05 + 8 * 4096 * 4096 * 2
