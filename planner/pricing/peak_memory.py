@@ -240,10 +240,13 @@ def _of_written_out(base: GraphFacts, flow: Flow, pricer: Pricer) -> MemoryParts
     parts = memory_parts(base, apart, pricer)
     if parts.liveness is None:  # forward passes keep nothing
         return parts
-    slopes = np.zeros(len(base.graph.nodes))
+    slack = 1 + pricer.runtime.memory_slack
+    slopes, own = np.zeros((2, len(base.graph.nodes)))
     for i, size in slope_bytes(base, apart, pricer):
-        slopes[i] += size * (1 + pricer.runtime.memory_slack)
-    live = parts.liveness.activations + np.cumsum(slopes)
+        slopes[i] += size * slack
+    for i, size in made_alike_bytes(base, apart, pricer):
+        own[i] = size * slack  # part of the workspace of its own backward pass
+    live = parts.liveness.activations + np.cumsum(slopes) - own
     return replace(
         parts,
         activations=parts.activations + float(slopes.sum()),
@@ -264,8 +267,16 @@ def slope_bytes(base: GraphFacts, flow: Flow, pricer: Pricer) -> Iterator[tuple[
             tensor = graph.tensors[node.outputs[0]]
             local = local_shape(tensor.shape, flow.source[tensor.name], mesh)
             yield i, pricer.stored_bytes(local, tensor.dtype, base.kind_of(tensor.shape))
-        if operator.kept_unlooped is not None and not base.grad.isdisjoint(node.outputs):
-            yield i, float(operator.kept_unlooped(pieces_of(base, i, (flow.split(i),), pricer))[0])
+    yield from made_alike_bytes(base, flow, pricer)
+
+
+def made_alike_bytes(base: GraphFacts, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, float]]:
+    """(node, bytes) of what both passes of a node make alike, which compilers keep from one to the
+    other where no loop parts them (`Operator.kept_unlooped`)."""
+    for i, node in enumerate(base.graph.nodes):
+        kept = operator_of(node.op).kept_unlooped
+        if kept is not None and not base.grad.isdisjoint(node.outputs):
+            yield i, float(kept(pieces_of(base, i, (flow.split(i),), pricer))[0])
 
 
 def _weight_bytes(
@@ -589,6 +600,10 @@ def _liveness(base: GraphFacts, flow: Flow, pricer: Pricer, weights: _WeightByte
     users, whole, remaining = (
         zip(*weights.gradients_of, strict=True) if weights.gradients_of else ((), (), ())
     )
+    if flow.plan.accumulation_steps > 1 and pricer.topology.device.kind == "gpu":
+        # The kernels of products add to the sums of microbatches where these lie.
+        added = [len(nodes) == 1 and _is_product(base, nodes[0]) for nodes in users]
+        whole = tuple(0.0 if here else size for here, size in zip(added, whole, strict=True))
     buffers = gradient_buffers(
         readers(graph, users),
         np.array(whole, np.float64),
@@ -604,6 +619,10 @@ def _liveness(base: GraphFacts, flow: Flow, pricer: Pricer, weights: _WeightByte
         postponed * slack,
     )
     return backward_liveness(base.passing, operators, buffers, batch * slack)
+
+
+def _is_product(base: GraphFacts, i: int) -> bool:
+    return operator_of(base.graph.nodes[i].op).kind == "product"
 
 
 def block_of(plan: Plan, i: int) -> int:
