@@ -136,6 +136,8 @@ class Joint:
             request, baselines=False, solver=request.solver, mode="auto", objective="step"
         )
         self.solved: dict[tuple, SearchResult | None] = {}
+        self.refused = ""
+        """Why the last phase that has no plan under pins has none."""
         self.bounds: dict[tuple[int, int], dict[str, float]] = {}
         """mesh -> objective -> what no layout of the weights can go below"""
 
@@ -277,6 +279,7 @@ class Joint:
                 except PlanError as e:
                     if e.code not in NOT_POSSIBLE:
                         raise
+                    self.refused = e.what
                     break
                 if found.best is not None:
                     self.solved[key] = found
@@ -409,6 +412,14 @@ class Joint:
 
         sequences = self.step.service.concurrency
         least = min(found, key=lambda p: p.memory_bytes, default=None)
+        if least is None and any(True for _ in self.meshes()):
+            return PlanError(
+                "P021",
+                "no plan is possible: on no mesh both phases have one layout of the weights",
+                detail=[self.refused] if self.refused else [],
+                exit_code=NO_PLAN,
+                help=["plan the phases apart: --workload infer without --prompt and --generate"],
+            )
         if least is None:
             return PlanError(
                 "P021",

@@ -139,6 +139,38 @@ def test_a_config_is_served_as_it_is(
     assert (generated(tmp_path, "of_file.py", ids) == greedy(model, ids, 6)).all()
 
 
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "vocab_size": 512,
+    "tie_word_embeddings": False,
+}
+
+
+def test_experts_with_biases_are_routed_in_a_step_too(tmp_path: Path) -> None:
+    """One token a sequence: their spread shares are turned round, which looks like a view."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(GPT_OSS))
+    onnx.save(from_config(path, {"cache": "1", "weights": "inline"}), tmp_path / "model.onnx")
+    source = str(tmp_path / "model.onnx")
+    made, ids = on_mesh(source, 2, 4), prompts(4, 8)
+    assert tokens_of_caches(made) == {4, 14}
+    kinds = [row["op"] for row in made.step.nodes.values()]
+    assert "RoutedExperts" in kinds and "OneHot" not in kinds
+    assert (
+        generated(tmp_path, emitted(tmp_path, source, made), ids)
+        == greedy(onnx.load(source), ids, 6)
+    ).all()
+
+
 def test_zoo_models_are_served_with_a_cache_whether_or_not_it_is_said() -> None:
     assert models_zoo.with_cache("zoo:llama-tiny,layers=1") == "zoo:llama-tiny,layers=1,cache=1"
     for spec in ("zoo:llama-tiny,cache=1", "zoo:llama-tiny,cache=0", "zoo:resnet-tiny"):

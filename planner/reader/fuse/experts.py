@@ -125,10 +125,10 @@ def _spread(find: Finder, form: Form, name: str, shape: tuple[int, ...]) -> tupl
     elsewhere."""
     draft, experts_, tokens = find.draft, shape[-2], shape[-1]
     name = form.strip(name)
-    if tokens != 1:
-        turn = find.maker(name, "Transpose")
-        if turn is None:
-            return None
+    turn = find.maker(name, "Transpose")
+    if tokens != 1 and turn is None:
+        return None
+    if turn is not None:  # of one token it may be a Reshape
         before, perm = draft.shape(turn.inputs[0]), tuple(turn.attrs["perm"])
         last = len(before) - 1
         if (
