@@ -162,12 +162,33 @@ def _unrolled(
     rows = body.fresh("rows") if block.yields else ""
     body.lines += [f"{rows} = []"] if rows else []
     body.lines.append(f"for i in range({block.repeats}):")
-    body.lines.append(lambda: f"    {out} = {name}({star}{out}, {table.one_repeat}{more()})")
+    if _puts_off_gradients(w, block):
+        body.helpers.add("at_once")
+        body.lines.append(
+            lambda: (
+                f"    {out} = at_once(lambda *operands: {name}(*operands{more()}))"
+                f"({star}{out}, {table.one_repeat})"
+            )
+        )
+    else:
+        body.lines.append(lambda: f"    {out} = {name}({star}{out}, {table.one_repeat}{more()})")
     if rows:
         body.lines.append(f"    {out}, row = apart({out}, {carried})")
         body.lines.append(f"    {rows}.append(row)")
         body.helpers.add("apart")
         _hand_out(w, body, block, lambda k, r: f"{rows}[{r}][{k}]")
+
+
+def _puts_off_gradients(w: Writer, block: RepeatedBlock) -> bool:
+    """Whether compilers would put off the gradients of a block's weights, of all repeats, until
+    what they are made of is there together: in sums over microbatches no collective asks for them
+    before the end. They do so in encoders; products of decoders add up their gradients in their own
+    kernels, which would be parted (benchmarks/RESULTS.md, "Microbatches written out"). Weights that
+    are not trained would get gradients, too."""
+    nodes = w.flow.graph.nodes[block.first : block.first + block.period]
+    causal = any(node.attrs.get("causal") for node in nodes)
+    trained = all(name in w.flow.grad for names in block.weights for name in names)
+    return trained and not causal and w.flow.plan.accumulation_steps > 1
 
 
 def _hand_out(
