@@ -204,6 +204,7 @@ class Body(Values):
             dtypes=tuple(graph.tensors[n].dtype if n else "" for n in node.inputs),
             out_dtypes=tuple(self._dtype(o) for o in live),
             trained=not self.flow.grad.isdisjoint(live),
+            trained_slots=frozenset(k for k, n in enumerate(node.inputs) if n in self.flow.grad),
             helpers=self.helpers,
             wide=wide_nodes(self.flow).get(index, 0),
             saved_as=self.named.get(live[0], ""),

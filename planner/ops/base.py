@@ -76,6 +76,8 @@ class Call:
     dtypes: tuple[str, ...] = ()
     out_dtypes: tuple[str, ...] = ()
     trained: bool = False
+    trained_slots: frozenset[int] = frozenset()
+    """Operands that have a gradient."""
     helpers: set[str] = field(default_factory=set)
     functions: tuple[str, ...] = ()
     """Names of the functions that were written for the node's bodies; `made`: type of each of their

@@ -241,9 +241,10 @@ def _kernel(call: Call) -> str:
     how = f'(lambda g, u: {mix}, "{into}", "{out_of}", {rows}, {count})'
     joint = tuple(a for a in call.mesh if any(a in call.axes(name) for name in call.rule.paired))
     if not joint:
+        trained = ", trained=True" if call.trained_slots & set(range(3, 9)) else ""
         return (
             f"{call.use('routed_experts')}({x}, {index}, {share}, {stacks}, {call.start('e')},"
-            f" {how})"
+            f" {how}{trained})"
         )
     places = call.rule.inner[1].places(
         call.rule.local(call.split, call.mesh), prod(call.mesh[a] for a in joint)

@@ -230,3 +230,13 @@ def test_programs_equal_the_unsharded_model_and_the_compiler_agrees(
         f.what == "all-to-all over expert" and f.compiled for f in report.figures
     )
     assert any("balanced" in n for n in report.notes)
+
+
+@pytest.mark.parametrize(("lora", "waits"), [("", True), ("rank=4,targets=*.q_proj.weight", False)])
+def test_only_trained_experts_have_gradients_that_others_wait_for(lora: str, waits: bool) -> None:
+    """Frozen ones would get gradients that nobody asked for."""
+    made = planner.plan(
+        "zoo:mixtral-tiny", devices=8, batch=16, pins="dp=8", lora=lora or None, baselines=False
+    )
+    text = planner.emit(made, "zoo:mixtral-tiny")
+    assert "routed_experts(" in text and (", trained=True)" in text) is waits

@@ -22,9 +22,10 @@ from planner.emit.runtime.kernels.grouped_experts import (
 )
 
 
-def routed_experts(x, index, share, stacks, start, how):
+def routed_experts(x, index, share, stacks, start, how, trained=False):
     """x [.., H], index and share [.., K] -> [.., H]: sum over j of share[j] * expert[index[j]](x),
-    for the experts here, which begin at number `start`."""
+    for the experts here, which begin at number `start`. trained: whether the stacks are; their
+    gradients then come before that of x is used (`after_all`)."""
     x, share, stacks = alike((x, share.astype(x.dtype), stacks))
     count = stacks[1].shape[0]
     local = index.reshape(-1) - start
@@ -36,7 +37,7 @@ def routed_experts(x, index, share, stacks, start, how):
         dx, dshare, dstacks = expert_gradients(
             how, x, ids, share, stacks, g, jax.tree.map(nothing, stacks)
         )
-        return after_all(dx, dstacks), None, dshare, dstacks
+        return after_all(dx, dstacks) if trained else dx, None, dshare, dstacks
 
     run.defvjp(lambda *operands: (expert_results(how, *operands), operands), backward)
     return run(x.reshape(-1, x.shape[-1]), ids, share.reshape(-1), stacks).reshape(x.shape)
