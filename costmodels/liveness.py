@@ -56,13 +56,14 @@ class PassingGradients:
 @dataclass(frozen=True)
 class WeightReaders:
     """Of each weight with a gradient: the first and the last operator that reads it, whether a loop
-    carries its gradient, and whether an operator before the last one reads it in its backward
-    pass. [weights] each"""
+    carries its gradient, whether an operator before the last one reads it in its backward pass, and
+    whether one product alone reads it. [weights] each"""
 
     first: np.ndarray
     last: np.ndarray
     carried: np.ndarray
     reread: np.ndarray
+    of_product: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -125,13 +126,16 @@ def gradient_buffers(
     recipe: Recipe,
     zero_stage: int,
     microbatches: int,
+    adds: bool = False,
 ) -> WeightGradients:
     """What of gradients takes room beside parameters, state and the sums of microbatches (module
     docstring). whole, piece: bytes of each gradient and of what the ZeRO stage leaves of it.
-    [weights] each"""
+    [weights] each. adds: whether kernels of products add to the sums of microbatches where these
+    lie."""
     waits = read.carried & (zero_stage < 3) & (microbatches == 1)
     in_place = gradient_takes_its_weights_place(recipe, zero_stage, microbatches)
     own_room = read.reread | waits | (not in_place)
+    own_room &= ~(read.of_product & (adds and microbatches > 1))
     pieces = np.where(waits, 0.0, piece) if microbatches == 1 else np.zeros_like(piece)
     return WeightGradients(
         np.where(waits, 0, read.first), read.last, np.where(own_room, whole, 0.0), pieces

@@ -48,7 +48,12 @@ def readers(graph: Graph, found: Sequence[Sequence[int]]) -> WeightReaders:
         for own in found
     ]
     first, last = (np.array([end(own) for own in found], np.int64) for end in (min, max))
-    return WeightReaders(first, last, np.array(carried, bool), np.array(again, bool))
+    product = [
+        len(own) == 1 and operator_of(graph.nodes[own[0]].op).kind == "product" for own in found
+    ]
+    return WeightReaders(
+        first, last, np.array(carried, bool), np.array(again, bool), np.array(product, bool)
+    )
 
 
 def puts_off(base: BasicFacts, i: int) -> bool:

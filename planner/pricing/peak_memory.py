@@ -600,10 +600,6 @@ def _liveness(base: GraphFacts, flow: Flow, pricer: Pricer, weights: _WeightByte
     users, whole, remaining = (
         zip(*weights.gradients_of, strict=True) if weights.gradients_of else ((), (), ())
     )
-    if flow.plan.accumulation_steps > 1 and pricer.topology.device.kind == "gpu":
-        # The kernels of products add to the sums of microbatches where these lie.
-        added = [len(nodes) == 1 and _is_product(base, nodes[0]) for nodes in users]
-        whole = tuple(0.0 if here else size for here, size in zip(added, whole, strict=True))
     buffers = gradient_buffers(
         readers(graph, users),
         np.array(whole, np.float64),
@@ -611,6 +607,7 @@ def _liveness(base: GraphFacts, flow: Flow, pricer: Pricer, weights: _WeightByte
         pricer.recipe,
         flow.plan.zero_stage,
         flow.plan.accumulation_steps,
+        pricer.topology.device.kind == "gpu",
     )
     operators = OperatorBytes(
         saved * slack,
@@ -619,10 +616,6 @@ def _liveness(base: GraphFacts, flow: Flow, pricer: Pricer, weights: _WeightByte
         postponed * slack,
     )
     return backward_liveness(base.passing, operators, buffers, batch * slack)
-
-
-def _is_product(base: GraphFacts, i: int) -> bool:
-    return operator_of(base.graph.nodes[i].op).kind == "product"
 
 
 def block_of(plan: Plan, i: int) -> int:

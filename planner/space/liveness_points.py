@@ -87,7 +87,15 @@ def above_saved(
             costs.workspace_bytes / pieces,
             costs.postponed_bytes / pieces,
         ),
-        gradient_buffers(trained.read, whole, remaining, space.pricer.recipe, zero, micro),
+        gradient_buffers(
+            trained.read,
+            whole,
+            remaining,
+            space.pricer.recipe,
+            zero,
+            micro,
+            space.pricer.topology.device.kind == "gpu",
+        ),
         given,
     )
     return live.peak - given - float((saved - inputs).sum())

@@ -17,7 +17,11 @@ WHOLE, PIECE = np.array([8.0, 8.0]), np.array([2.0, 2.0])
 def of(carried: bool) -> WeightReaders:
     """Two weights: one read by operator 3, one by 1 and 4, products both."""
     return WeightReaders(
-        np.array([3, 1]), np.array([3, 4]), np.array([carried, False]), np.array([False, True])
+        np.array([3, 1]),
+        np.array([3, 4]),
+        np.array([carried, False]),
+        np.array([False, True]),
+        np.array([True, False]),
     )
 
 
@@ -34,6 +38,13 @@ def test_a_carried_gradient_stays_whole_from_its_operator_on() -> None:
         and carried.first.tolist() == [0, 1]
     )
     assert carried.last.tolist() == plain.last.tolist() == [3, 4]
+
+
+def test_products_that_add_to_sums_have_no_whole_gradient() -> None:
+    """The first weight's, of one product; the other's terms are added up first."""
+    for micro, whole in ((1, [8, 8]), (2, [0, 8])):
+        gradients = gradient_buffers(of(False), WHOLE, PIECE, MIXED, 3, micro, adds=True)
+        assert gradients.whole.tolist() == whole
 
 
 def test_sums_of_microbatches_and_level_three_are_as_without_a_loop() -> None:

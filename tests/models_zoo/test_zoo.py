@@ -214,7 +214,7 @@ ERRORS = [
     ("gpt,epsilon=nan", "P071", "a positive number", ""),
     ("gpt,weights=disk", "P071", "one of external, inline", ""),
     ("gpt,hidden=100,heads=7", "P073", "hidden=100 is not a multiple of heads=7", ""),
-    ("gpt2-small,seq=2k", "P073", "longer than the position table of 1024", "add positions=2048"),
+    ("gpt2-small,seq=2k", "P073", "longer than the position table of 1024", "positions=2048"),
     ("gpt2-small,embedding=0", "P073", "no table to tie", "add tied=0"),
     ("llama3-8b,kv_heads=5", "P073", "heads=32 is not a multiple of kv_heads=5", ""),
     ("mixtral-tiny,top=9", "P073", "top=9 is more than experts=4", ""),
