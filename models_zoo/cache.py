@@ -8,11 +8,13 @@
         kv_heads, total_sequence_length, head_dim]
 
 total = past + sequence. An empty past makes it the pass over the prompts, a sequence of one token a
-step of generation.
+step of generation. Latent attention keeps past_key_values.I.latent, which keys and values of all
+heads are made of, and .rotary_key, which all heads share: one head each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from models_zoo.builder import Net, Scope
@@ -23,13 +25,12 @@ SEQUENCE, PAST, TOTAL = "sequence_length", "past_sequence_length", "total_sequen
 
 @dataclass
 class Cache:
-    """The inputs of a cached decoder and what is derived from them once. allowed: bool [batch, 1,
-    sequence, total], True = attend."""
+    """The inputs of a cached decoder and what is derived from them once. parts: name -> (heads,
+    features) of what a layer keeps; allowed: bool [batch, 1, sequence, total], True = attend."""
 
     net: Net
     layers: int
-    kv_heads: int
-    head_dim: int
+    parts: Mapping[str, tuple[int, int]]
     ids: str = field(init=False)
     position: str = field(init=False)
     allowed: str = field(init=False)
@@ -42,16 +43,15 @@ class Cache:
         mask = net.input("attention_mask", [net.batch, TOTAL], "int64")
         self.position = net.input("position_ids", [net.batch, SEQUENCE], "int64")
         for i in range(self.layers):
-            for part in ("key", "value"):
-                net.input(
-                    f"past_key_values.{i}.{part}", [net.batch, self.kv_heads, PAST, self.head_dim]
-                )
+            for part, (heads, width) in self.parts.items():
+                net.input(f"past_key_values.{i}.{part}", [net.batch, heads, PAST, width])
         self.allowed = self._mask(net.root.at("mask"), mask)
 
     def _mask(self, s: Scope, mask: str) -> str:
         """Key t of the total is seen by token p of the sequence where it is real and t <= past +
         p."""
-        past = s.op("Gather", s.op("Shape", "past_key_values.0.key"), s.i64(2), axis=0)
+        first = f"past_key_values.0.{next(iter(self.parts))}"
+        past = s.op("Gather", s.op("Shape", first), s.i64(2), axis=0)
         total = s.op("Gather", s.op("Shape", mask), s.i64(1), axis=0)
         self._key = s.op("Unsqueeze", positions_from(s, s.i64(0), total), s.ints(0))
         self._query = s.op("Unsqueeze", positions_from(s, past, total), s.ints(1))
@@ -66,8 +66,8 @@ class Cache:
         return s.op("And", self.allowed, s.op("Unsqueeze", near, s.ints(0, 1)))
 
     def extend(self, s: Scope, k: str, v: str, layer: int) -> tuple[str, str]:
-        """The layer's keys and values so far with the new ones [batch, kv_heads, sequence,
-        head_dim] behind them."""
+        """What the layer keeps of its two parts so far with the new ones [batch, heads, sequence,
+        features] behind them."""
         return tuple(  # type: ignore[return-value]
             s.op(
                 "Concat",
@@ -76,13 +76,16 @@ class Cache:
                 out=f"present.{layer}.{part}",
                 axis=2,
             )
-            for part, new in (("key", k), ("value", v))
+            for part, new in zip(self.parts, (k, v), strict=True)
         )
 
     def outputs(self) -> None:
-        """Declare the present keys and values."""
+        """Declare what is kept with the new tokens'."""
         for i in range(self.layers):
-            for part in ("key", "value"):
-                self.net.output(
-                    f"present.{i}.{part}", [self.net.batch, self.kv_heads, TOTAL, self.head_dim]
-                )
+            for part, (heads, width) in self.parts.items():
+                self.net.output(f"present.{i}.{part}", [self.net.batch, heads, TOTAL, width])
+
+
+def keys_and_values(heads: int, width: int) -> Mapping[str, tuple[int, int]]:
+    """`Cache.parts` of attention to keys and values."""
+    return {"key": (heads, width), "value": (heads, width)}

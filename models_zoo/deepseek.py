@@ -16,11 +16,13 @@ does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from models_zoo import llama, moe
 from models_zoo.builder import Net, Scope
-from models_zoo.layers import Masking, attend, linear, merge_heads, rms_norm, split_heads
+from models_zoo.layers import Extend, Masking, attend, linear, merge_heads, rms_norm, split_heads
 from models_zoo.rotary import Rotate
 from models_zoo.spec import Family, Preset
 
@@ -41,27 +43,34 @@ class DeepseekConfig(moe.MoeConfig):
         return self.rope if self.kv_rank else self.width
 
     @property
-    def may_cache(self) -> bool:
-        """Not where attention is latent."""
-        return super().may_cache and not self.kv_rank
+    def kept(self) -> Mapping[str, tuple[int, int]]:
+        """Of latent attention what keys and values of all heads are made of, and the part of keys
+        that rotates."""
+        if not self.kv_rank:
+            return super().kept
+        return {"latent": (1, self.kv_rank), "rotary_key": (1, self.rope)}
 
 
 def build(c: DeepseekConfig, net: Net) -> None:
     """input_ids [batch, seq] -> logits [batch, seq, vocab]."""
     moe.checked(c, net)
-    latent = (
-        (lambda s, x, rotate, mask: _latent(s, x, c, c.kv_rank or 0, rotate, mask))
-        if c.kv_rank
-        else None
-    )
+    latent = partial(_latent, c=c, kv_rank=c.kv_rank) if c.kv_rank else None
     llama.decoder(c, net, feed=lambda i, s, x: moe.feed(i, s, x, c), attention=latent)
 
 
+# Many parameters: those of an attention that takes Llama's place, and its own configuration.
 def _latent(
-    s: Scope, x: str, c: DeepseekConfig, kv_rank: int, rotate: Rotate, mask: Masking
+    s: Scope,
+    x: str,
+    rotate: Rotate,
+    mask: Masking,
+    extend: Extend | None,
+    *,
+    c: DeepseekConfig,
+    kv_rank: int,
 ) -> str:
     """[B, S, hidden] -> [B, S, hidden]."""
-    heads, wide = c.heads, c.nope + c.rope
+    heads, wide, rows = c.heads, c.nope + c.rope, c.rows
     if c.q_rank:
         low = _norm(
             s.at("q_a_layernorm"),
@@ -73,34 +82,31 @@ def _latent(
     else:
         q = linear(s.at("q_proj"), x, c.hidden, heads * wide, bias=False)
     q, q_turned = s.ops(
-        2, "Split", split_heads(s, q, c.seq, heads, wide), s.ints(c.nope, c.rope), axis=-1
+        2, "Split", split_heads(s, q, rows, heads, wide), s.ints(c.nope, c.rope), axis=-1
     )
     packed = linear(
         s.at("kv_a_proj_with_mqa"), x, c.hidden, kv_rank + c.rope, bias=c.attention_bias
     )
     low, k_turned = s.ops(2, "Split", packed, s.ints(kv_rank, c.rope), axis=-1)
-    both = linear(
-        s.at("kv_b_proj"),
-        _norm(s.at("kv_a_layernorm"), low, kv_rank, c),
-        kv_rank,
-        heads * (c.nope + c.v_dim),
-        bias=False,
-    )
+    low = _norm(s.at("kv_a_layernorm"), low, kv_rank, c)
+    k_turned = rotate(s, s.op("Unsqueeze", k_turned, s.ints(1)))
+    if extend:
+        low, k_turned = extend(s, s.op("Unsqueeze", low, s.ints(1)), k_turned)
+        low = s.op("Squeeze", low, s.ints(1))
+    both = linear(s.at("kv_b_proj"), low, kv_rank, heads * (c.nope + c.v_dim), bias=False)
     k, v = s.ops(
         2,
         "Split",
-        split_heads(s, both, c.seq, heads, c.nope + c.v_dim),
+        split_heads(s, both, rows, heads, c.nope + c.v_dim),
         s.ints(c.nope, c.v_dim),
         axis=-1,
     )
-    shared = s.op(
-        "Expand", rotate(s, s.op("Unsqueeze", k_turned, s.ints(1))), s.ints(1, heads, 1, 1)
-    )
+    shared = s.op("Expand", k_turned, s.ints(1, heads, 1, 1))
     q, k = s.op("Concat", q, rotate(s, q_turned), axis=-1), s.op("Concat", k, shared, axis=-1)
     context = attend(s, q, k, v, scale=wide**-0.5, mask=mask, decomposed=c.decomposed)
     return linear(
         s.at("o_proj"),
-        merge_heads(s, context, c.seq, heads * c.v_dim),
+        merge_heads(s, context, rows, heads * c.v_dim),
         heads * c.v_dim,
         c.hidden,
         bias=c.attention_bias,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from models_zoo.builder import Net, Scope
-from models_zoo.cache import SEQUENCE, Cache
+from models_zoo.cache import SEQUENCE, Cache, keys_and_values
 from models_zoo.layers import (
     Extend,
     Masking,
@@ -80,7 +80,7 @@ def build(c: GptConfig, net: Net) -> None:
         f"a seq of at most {rows}, or positions={c.seq} (in a config.json its own field)",
     )
     s = net.root.at("transformer")
-    cache = Cache(net, c.layers, c.heads, c.hidden // c.heads) if c.cache else None
+    cache = Cache(net, c.layers, keys_and_values(c.heads, c.hidden // c.heads)) if c.cache else None
     ids = cache.ids if cache else net.input("input_ids", [net.batch, c.seq], "int64")
     tokens, table = embedding(s.at("wte"), ids, c.vocab, c.hidden)
     x = s.op(

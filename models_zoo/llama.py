@@ -10,13 +10,13 @@ layers see a window of the last keys alone or have no positions, constants that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from models_zoo.builder import Net, Scope
-from models_zoo.cache import SEQUENCE, Cache
+from models_zoo.cache import SEQUENCE, Cache, keys_and_values
 from models_zoo.layers import (
     Extend,
     Masking,
@@ -125,6 +125,11 @@ class LlamaConfig:
         return self.width
 
     @property
+    def kept(self) -> Mapping[str, tuple[int, int]]:
+        """`Cache.parts`."""
+        return keys_and_values(self.kv_heads, self.width)
+
+    @property
     def may_cache(self) -> bool:
         """Whether the model is also written with a cache."""
         return self.rotary == "spread" and not self.packed
@@ -193,32 +198,28 @@ def decoder(
     net: Net,
     *,
     feed: Feed,
-    attention: Callable[[Scope, str, Rotate, Masking], str] | None = None,
+    attention: Callable[[Scope, str, Rotate, Masking, Extend | None], str] | None = None,
 ) -> None:
     """The whole model around a feed-forward, and an attention in place of Llama's
     (mixture-of-experts models pass theirs)."""
     _check(c, net.name, attention is not None)
     s = net.root.at("model")
-    cache = Cache(net, c.layers, c.kv_heads, c.width) if c.cache else None
+    cache = Cache(net, c.layers, c.kept) if c.cache else None
     ids = cache.ids if cache else net.input("input_ids", [net.batch, c.seq], "int64")
     x, table = embedding(s.at("embed_tokens"), ids, c.vocab, c.hidden)
     scale = c.hidden**0.5 if c.scale_embedding else c.embedding_scale
     if scale != 1.0:
         x = s.at("embed_tokens").op("Mul", x, s.f32(scale))
     turns, masks = _turns(s.at("rotary_emb"), ids, c, cache), _masks(s.at("mask"), net, c, cache)
+    run = attention or partial(_attention, c=c)  # type: ignore[call-arg]
     for i in range(c.layers):
         rotate = unturned if c.bare(i) else turns[c.local(i) and bool(c.local_theta)]
         mask = masks[c.local(i)]
-        own: Attend = (
-            partial(attention, rotate=rotate, mask=mask)  # type: ignore[call-arg]
-            if attention
-            else partial(
-                _attention,
-                c=c,
-                rotate=rotate,
-                mask=mask,
-                extend=partial(cache.extend, layer=i) if cache else None,
-            )
+        own: Attend = partial(
+            run,  # type: ignore[call-arg]
+            rotate=rotate,
+            mask=mask,
+            extend=partial(cache.extend, layer=i) if cache else None,
         )
         x = _block(s.at(f"layers.{i}"), x, c, own, partial(feed, i))
     x = _norm(s.at("norm"), x, c)
@@ -319,8 +320,8 @@ def _check(c: LlamaConfig, name: str, replaced: bool) -> None:
         f"{name}: parallel branches have norms before them and no scale",
     )
     require(
-        not (c.cache and (replaced or c.rotary == "op")),
-        f"{name}: a cache is written for grouped heads and rotary=spread",
+        not (c.cache and c.rotary == "op"),
+        f"{name}: a cache is written for rotary=spread",
         "leave out cache",
     )
     require(not (c.cache and c.packed), f"{name}: sequences are packed for training alone")

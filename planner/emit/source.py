@@ -18,6 +18,7 @@ from planner.graph.ir import Node
 
 KERNELS = (
     "kernels",
+    "latent",
     "float8",
     "nets",
     "recurrent",

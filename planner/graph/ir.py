@@ -65,6 +65,14 @@ or follow from the output shape.
                                                       each other; attrs scale, cap;
                                 mask as above, of the cache's keys. Made by planner.serving, never
                                 by the reader
+    CachedLatentAttention(q, q_rotated, latent, key, past_latent, past_key[, mask])  of new tokens
+                                to a cache of latents past_latent [B,1,T,R] and keys that rotate,
+                                past_key [B,1,T,P], which all heads share: q [B,H,S,R], q_rotated
+                                [B,H,S,P]; latents are the values; attrs scale, cap; mask of the
+                                cache's keys, alike for all heads. Made by planner.serving
+    HeadProduct(x, w)           w [R, H*M], or [H*M, R] where attr transposed = 1; x [B,H,S,N] by
+                                columns start .. start+N of each head's M -> [B,H,S,R]; where attr
+                                back = 1 x [B,H,S,R] by them -> [B,H,S,N]. Made by planner.serving
     RotaryEmbedding(x, cos, sin)  x [B,H,S,D]; cos, sin broadcast to x ([..,S,D], halves repeated):
                                   x*cos + rotate_half(x)*sin
     RoutedExperts(x, index, share[, gate], up, down[, gate's bias, up's, down's])   x [.., H];

@@ -19,6 +19,7 @@ from costmodels.routing import (
     mean_ceiling,
 )
 from planner.graph.ir import Graph, Node
+from planner.ops.base import operator_of
 from planner.ops.expert_capacity import capacity_of
 from planner.support.text import count as short
 
@@ -104,10 +105,9 @@ def said(graph: Graph) -> tuple[str, ...]:
         idle += stacks * (1 - Fraction(min(top, count), count))
     if not found:
         return ()
-    active = (
-        f"{short(graph.parameters - int(idle))} of {short(graph.parameters)} parameters work on a"
-        " token"
-    )
+    caches = {n.inputs[k] for n in graph.nodes for k in operator_of(n.op).caches}
+    every = graph.parameters - sum(graph.tensors[name].elements for name in caches)
+    active = f"{short(every - int(idle))} of {short(every)} parameters work on a token"
     each = [
         f"experts: {count}, top {top}, {layers} layers" for (count, top), layers in found.items()
     ]

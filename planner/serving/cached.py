@@ -24,6 +24,8 @@ EXPORT = (
     " config.json or zoo:NAME of the Llama, GPT and mixture families"
 )
 _PAST, _PRESENT = re.compile(r"past|cache", re.I), re.compile(r"present|new_cache|updated", re.I)
+_KINDS = (("latent", "latent"), ("rotary key", "rotary"), ("key", "k"), ("value", "v"))
+"""What a cache holds, and what of its name says so."""
 _LEAD = re.compile(r"^(past_key_values?|past_kv|present_key_values?|past|present|cache)", re.I)
 
 
@@ -131,12 +133,10 @@ def _unclear(name: str, what: str) -> PlanError:
 
 
 def _place(name: str) -> tuple[int, str] | None:
-    """(layer, key or value) that a name speaks of; None where it does not say."""
+    """(layer, of _KINDS) that a name speaks of; None where it does not say."""
     rest = _LEAD.sub("", name).lower()
-    numbers, kind = (
-        re.findall(r"\d+", rest),
-        ("key" if re.search("k", rest) else "value" if re.search("v", rest) else ""),
-    )
+    numbers = re.findall(r"\d+", rest)
+    kind = next((kind for kind, letters in _KINDS if letters in rest), "")
     return (int(numbers[0]), kind) if len(numbers) == 1 and kind else None
 
 

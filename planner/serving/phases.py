@@ -18,6 +18,7 @@ from planner.errors import PlanError
 from planner.graph.ir import Graph
 from planner.reader import read_model
 from planner.serving.cached import Form, form_of, with_constants
+from planner.serving.latent import absorbed, latents
 from planner.serving.quantize import quantized
 from planner.serving.result import Service
 from planner.serving.rewrite import prompt_graph, sight, step_graph, unseen, with_cache_of
@@ -89,7 +90,8 @@ class PhaseModel(Model):
             read = self._read(self.proto, 1, s.length + 1, form.pasts)
             graph = step_graph(read, form, self._windows(form))
             graph = with_cache_of(graph, form, s.cache_type)
-        graph = quantized(graph) if s.quantize == "int8" else graph
+        if s.quantize == "int8":
+            graph = quantized(graph, self._absorbed(form))
         notes = tuple(n for n in graph.notes if not n.startswith("batch "))  # it was given
         dims = {**graph.dims, "batch": self.rows}
         return replace(graph, name=self.name, dims=dims, notes=notes, unstacked=True)
@@ -110,6 +112,11 @@ class PhaseModel(Model):
             if before.get(node) != tokens:
                 raise unseen(self.name, node)
         return windows
+
+    def _absorbed(self, form: Form) -> frozenset[str]:
+        """Weights that steps read otherwise than the pass over prompts does."""
+        read = self._read(self.proto, 1, 2, form.pasts, batch=1)
+        return absorbed(latents(read, frozenset(form.presents)))
 
     def _sight(self, form: Form, total: int) -> dict[str, int]:
         """`sight` of so many tokens. Sequences see their keys alike: one tells, where masks of all

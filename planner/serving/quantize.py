@@ -5,12 +5,14 @@
 
 Q is converted to the type computed in as it is read (exact: whole numbers up to 127), s is rounded
 to it and multiplied as the product's sums are written: no kernel of its own. Activations,
-embeddings (and heads tied to them), experts of a mixture, norms, biases and the cache stay as they
-are. Programs make Q and s from the model's own weights when they load them.
+embeddings (and heads tied to them), experts of a mixture, what makes keys and values of latents,
+norms, biases and the cache stay as they are. Programs make Q and s from the model's own weights
+when they load them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 
 from planner.graph.ir import OF_PRODUCT, Graph, Node, Tensor, WeightRef
@@ -23,8 +25,9 @@ def scale_name(weight: str) -> str:
     return f"{weight}.scale"
 
 
-def quantized(graph: Graph) -> Graph:
-    """The graph with every weight that one product reads, as its second operand, in int8."""
+def quantized(graph: Graph, apart: Set[str] = frozenset()) -> Graph:
+    """The graph with every weight that one product reads, as its second operand, in int8. apart:
+    weights that stay as they are."""
     tensors, weights, labels, nodes = (
         dict(graph.tensors),
         dict(graph.weights),
@@ -37,6 +40,7 @@ def quantized(graph: Graph) -> Graph:
         if (
             t is None
             or name not in weights
+            or name in apart
             or len(t.shape) != 2
             or not t.is_float
             or len(graph.consumers[name]) > 1

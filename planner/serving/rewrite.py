@@ -24,6 +24,7 @@ import numpy as np
 from planner.errors import PlanError
 from planner.graph.ir import Graph, Node, Tensor, WeightRef
 from planner.serving.cached import Form
+from planner.serving.latent import latents
 
 TOKEN = "next_token"
 EIGHT_BITS = "uint8"
@@ -90,42 +91,19 @@ def step_graph(graph: Graph, form: Form, windows: Mapping[str, int]) -> Graph:
     """The graph of one step of generation. windows: attention -> tokens that it sees, where these
     are fewer than the cache may have. Raises PlanError P221 where the cache is used in another way
     than attention's."""
-    joined, tensors = _joined(graph, form), dict(graph.tensors)
-    masks: dict[str, str] = {}
-    kept: dict[str, int] = {}  # cache -> its window, 0: it has room for all tokens
-    out: list[Node] = []
+    step = _Step(graph, form, windows)
     for node in graph.nodes:
-        if any(o in joined for o in node.outputs):
-            continue
-        if node.op == "Attention" and node.inputs[1] in joined and node.inputs[2] in joined:
-            (past_k, k), (past_v, v) = (joined[n] for n in node.inputs[1:3])
-            window = windows.get(node.id, 0)
-            alike = {kept.setdefault(past, window) for past in (past_k, past_v)} == {window}
-            masked = len(node.inputs) > 3 and node.inputs[3]
-            if not masked or not alike or node.attrs.get("causal"):
-                raise _other(graph, node.inputs[1], node)
-            mask = window_input(form, window) if window else node.inputs[3]
-            if mask not in masks:
-                masks[mask] = (
-                    _slots_seen(mask, window, out, tensors, tensors[form.mask])
-                    if window
-                    else _before_last(mask, out, tensors, past_k)
-                )
-            node = replace(
-                node,
-                op="CachedAttention",
-                inputs=(node.inputs[0], k, v, past_k, past_v, masks[mask]),
-                attrs={a: node.attrs[a] for a in ("scale", "cap") if a in node.attrs},
-            )
-        elif used := [n for n in node.inputs if n in joined]:
-            raise _other(graph, used[0], node)
-        out.append(node)
+        step.take(node)
+    out, tensors, kept, joined = step.nodes, step.tensors, step.kept, step.joined
     for past in form.pasts:
         b, heads, length, width = tensors[past].shape
         shape = (b, heads, kept.get(past) or length, width)
         tensors[past] = replace(tensors[past], role="weight", shape=shape)
     outputs = (form.logits, *(joined[present][1] for present in form.presents))
     nodes = _read_by(out, outputs)
+    for node in nodes:
+        if used := [n for n in node.inputs if n in joined]:
+            raise _other(graph, used[0], node)
     read = {n for node in nodes for n in node.inputs}
     given = [n for n in graph.inputs if n not in form.pasts]
     given += [window_input(form, w) for w in sorted(set(kept.values())) if w]
@@ -139,6 +117,52 @@ def step_graph(graph: Graph, form: Form, windows: Mapping[str, int]) -> Graph:
         outputs=outputs,
     )
     return chosen_token(made)
+
+
+class _Step:
+    """The nodes of a step, as they are taken one after the other. kept: cache -> its window, 0
+    where it has room for all tokens."""
+
+    def __init__(self, graph: Graph, form: Form, windows: Mapping[str, int]) -> None:
+        self.graph, self.form, self.windows = graph, form, windows
+        self.nodes: list[Node] = []
+        self.tensors, self.joined = dict(graph.tensors), _joined(graph, form)
+        self.kept: dict[str, int] = {}
+        self._masks: dict[str, str] = {}
+        self._latents = latents(graph, frozenset(self.joined))
+
+    def take(self, node: Node) -> None:
+        """The next node, or what takes its place. Raises PlanError P221 for attention whose mask is
+        not understood."""
+        joined = self.joined
+        attrs = {a: node.attrs[a] for a in ("scale", "cap") if a in node.attrs}
+        if any(o in joined for o in node.outputs):
+            return
+        if over := self._latents.get(node.id):
+            mask = self._mask(node, (joined[over.latent][0], joined[over.key][0]))
+            self.nodes += over.nodes_of_step(node, joined, mask, attrs, self.tensors)
+        elif node.op == "Attention" and node.inputs[1] in joined and node.inputs[2] in joined:
+            (past_k, k), (past_v, v) = (joined[n] for n in node.inputs[1:3])
+            inputs = node.inputs[0], k, v, past_k, past_v, self._mask(node, (past_k, past_v))
+            self.nodes.append(replace(node, op="CachedAttention", inputs=inputs, attrs=attrs))
+        else:
+            self.nodes.append(node)
+
+    def _mask(self, node: Node, pasts: tuple[str, str]) -> str:
+        """The mask of an attention's cache."""
+        window = self.windows.get(node.id, 0)
+        alike = {self.kept.setdefault(past, window) for past in pasts} == {window}
+        masked = len(node.inputs) > 3 and node.inputs[3]
+        if not masked or not alike or node.attrs.get("causal"):
+            raise _other(self.graph, node.inputs[1], node)
+        mask = window_input(self.form, window) if window else node.inputs[3]
+        if mask not in self._masks:
+            self._masks[mask] = (
+                _slots_seen(mask, window, self.nodes, self.tensors, self.tensors[self.form.mask])
+                if window
+                else _before_last(mask, self.nodes, self.tensors, pasts[0])
+            )
+        return self._masks[mask]
 
 
 def _joined(graph: Graph, form: Form) -> dict[str, tuple[str, str]]:

@@ -438,6 +438,7 @@ def attentions() -> list[Case]:
             ((4, 8, 1, 16),),
             {**plain, "cap": 0.7},
         ),
+        *latents(),
         Case("attention-bias", "Attention", (q, k, v, (1, 8, 6, 12)), ((4, 8, 6, 16),), plain),
         Case(
             "attention-gqa-bias",
@@ -468,6 +469,25 @@ def attentions() -> list[Case]:
             {"hidden_size": 7, "direction": "reverse"},
         ),
     ]
+
+
+def latents() -> list[Case]:
+    """Of steps of latent attention: 12 features in a head's part of a matrix, 5 or 7 of them
+    read."""
+    new, past = ((4, 1, 2, 10), (4, 1, 2, 6)), ((4, 1, 12, 10), (4, 1, 12, 6))
+    q, out = ((4, 8, 2, 10), (4, 8, 2, 6)), ((4, 8, 2, 10),)
+    plain = {"scale": 0.25}
+    forth, back = ((4, 8, 2, 5), (10, 96)), ((4, 8, 2, 10), (96, 10))
+    return [
+        Case("latents", "CachedLatentAttention", (*q, *new, *past, flags(4, 1, 1, 12)), out, plain),
+        Case("latents-cap", "CachedLatentAttention", (*q, *new, *past), out, plain | {"cap": 0.7}),
+        Case("head-product", "HeadProduct", forth, out, _columns(3, back=0, transposed=0)),
+        Case("head-product-back", "HeadProduct", back, ((4, 8, 2, 7),), _columns(5, 1, 1)),
+    ]
+
+
+def _columns(start: int, back: int, transposed: int) -> dict[str, int]:
+    return {"start": start, "back": back, "transposed": transposed}
 
 
 def spatial() -> list[Case]:

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 WRITERS = ("planner/ops/", "planner/reader/", "planner/onnx_backend/", "planner/emit/runtime/")
 """The table; the two that bring ONNX's operators to those of the table; and the kernels."""
 REWRITES = {
+    "planner/serving/latent.py",
     "planner/serving/quantize.py",
     "planner/serving/rewrite.py",
     "planner/workload/lora.py",

@@ -175,7 +175,7 @@ def test_zoo_models_are_served_with_a_cache_whether_or_not_it_is_said() -> None:
     assert models_zoo.with_cache("zoo:llama-tiny,layers=1") == "zoo:llama-tiny,layers=1,cache=1"
     for spec in ("zoo:llama-tiny,cache=1", "zoo:llama-tiny,cache=0", "zoo:resnet-tiny"):
         assert models_zoo.with_cache(spec) == spec
-    assert models_zoo.with_cache("zoo:deepseek-tiny") == "zoo:deepseek-tiny"  # latent attention
+    assert models_zoo.with_cache("zoo:deepseek-v3") == "zoo:deepseek-v3,cache=1"
 
 
 def test_chunks_are_no_window() -> None:

@@ -281,6 +281,13 @@ def cached_attention(q, k, v, past_k, past_v, mask, scale, axes, cap=0.0):
         attention_scores(q, past_k, mask, scale, False, 0, 0, 0, cap),
         attention_scores(q, k, None, scale, True, 0, 0, 0, cap),
     )
+    out = of_old_and_new(old, new, past_v, v, axes)
+    return out.reshape(out.shape[0], q.shape[1], *out.shape[3:]).astype(v.dtype)
+
+
+def of_old_and_new(old, new, past_v, v, axes):
+    """Values [B, G, R, S, E] in float32 that scores [B, G, R, S, T] choose among those of a cache,
+    past_v [B, G, T, E], and of new tokens. axes: mesh axes over which the cache is cut along T."""
     top = lax.stop_gradient(
         jnp.maximum(jnp.max(old, -1, keepdims=True), jnp.max(new, -1, keepdims=True))
     )
@@ -293,8 +300,7 @@ def cached_attention(q, k, v, past_k, past_v, mask, scale, axes, cap=0.0):
         jnp.sum(old, -1, keepdims=True) + jnp.sum(new, -1, keepdims=True),
         weighted_values(old, past_v) + weighted_values(new, v),
     )
-    out = lax.psum(out, axes) / lax.psum(total, axes) if axes else out / total
-    return out.reshape(out.shape[0], q.shape[1], *out.shape[3:]).astype(v.dtype)
+    return lax.psum(out, axes) / lax.psum(total, axes) if axes else out / total
 
 
 def weighted_values(weights, v):
