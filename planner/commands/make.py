@@ -211,8 +211,8 @@ def _refuse_other(path: Path, args: argparse.Namespace) -> None:
             f"{path} exists and is not a strategy that this version reads",
             help=["-o another file, or --force"],
         ) from e
-    mine = args.model if args.model.startswith("zoo:") else Path(args.model).name
-    if old.model["name"] != mine:
+    mine = _named(args.model)
+    if old.model["name"] not in (mine, _served_name(path, args.model)):
         raise PlanError(
             "P053",
             f"{path} exists and is a strategy of {old.model['name']!r}, not of {mine!r}",
@@ -225,6 +225,20 @@ def _refuse_other(path: Path, args: argparse.Namespace) -> None:
             detail=[f"that of {old.provenance.get('source', 'an unknown place')}"],
             help=["-o another file, or --force"],
         )
+
+
+def _named(source: str) -> str:
+    """What a strategy calls the model of a source."""
+    return source if source.startswith("zoo:") else Path(source).name
+
+
+def _served_name(path: Path, source: str) -> str:
+    """What the plan of a file calls the model, where it serves it with a cache that nobody asked
+    for."""
+    from planner.serving.cached import with_cache
+    from planner.serving.result import is_serving
+
+    return _named(str(with_cache(source))) if is_serving(path) else ""
 
 
 def _recorded(path: Path) -> Strategy:

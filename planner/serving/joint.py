@@ -35,6 +35,7 @@ from planner.execution.techniques import STRUCTURAL
 from planner.graph.ir import Graph
 from planner.machine.mesh_choices import divisors, pinned_mesh
 from planner.ops import operator_of
+from planner.ops.expert_load import expert_nodes
 from planner.pins.pins import Pins
 from planner.pricing.cost import Cost
 from planner.pricing.plan_price import price_plan
@@ -46,6 +47,8 @@ from planner.serving.result import FIGURES, OBJECTIVES, replicas_words
 from planner.sharding.layout import local_shape
 
 PREFILL_TOKENS = 8192
+EXPERT = "expert"
+"""The axis of replicas over which the experts of a mixture are spread."""
 ENDLESS_BYTES = 1 << 60
 NOT_POSSIBLE = ("P021", "P022", "P023", "P024", "P025")
 """Codes of pins that leave a phase no plan on a mesh."""
@@ -188,15 +191,40 @@ class Joint:
 
     def candidates(self, replicas: int, split: int) -> Iterator[Priced]:
         """Pairs on one mesh: by hand ("tp=N"), and under the layouts that each phase would choose
-        alone."""
-        mesh = self.axes(replicas, split)
-        by_hand = Pins(mesh, {**NO_TECHNIQUES, "tensor": "megatron"})
-        hand = self.held(f"tp={split}", by_hand, replicas, split)
-        free = Pins(mesh, NO_TECHNIQUES)
+        alone. Of a mixture likewise with its experts over all replicas ("ep=M tp=N"), each of which
+        has sequences of its own and waits for the others."""
+        yield from self._on_mesh(Pins(self.axes(replicas, split)), "", replicas, split)
+        if replicas > 1 and self._experts:
+            _, *over = self.axes(replicas, split).items()
+            pins = Pins({EXPERT: (replicas,), **dict(over)}, nodes=self._own_sequences)
+            yield from self._on_mesh(pins, f"ep={replicas} ", replicas, split)
+
+    @cached_property
+    def _experts(self) -> bool:
+        """Whether the model has routed experts."""
+        return any(True for _ in expert_nodes(self.step.graph(1)))
+
+    @cached_property
+    def _own_sequences(self) -> dict[str, dict[str, Any]]:
+        """Pins that cut sequences, and what is cached of them, over the axis of experts."""
+        nodes = self.step.graph(1).nodes
+        cached = [node.id for node in nodes if operator_of(node.op).caches]
+        return {glob.escape(id): {"split": {"b": [EXPERT]}} for id in cached}
+
+    def _on_mesh(self, pins: Pins, name: str, replicas: int, split: int) -> Iterator[Priced]:
+        """Pairs under pins of a mesh, and perhaps of attention. name: what their labels begin
+        with."""
+        by_hand = replace(pins, techniques={**NO_TECHNIQUES, "tensor": "megatron"})
+        hand = self.held(f"{name}tp={split}", by_hand, replicas, split)
+        free = replace(pins, techniques=NO_TECHNIQUES)
         prompts = self.prompts(replicas)
         alone = [self.solve(model, free) for model in (self.step, prompts)]
         if all(f is not None and f.best is not None for f in alone):
-            self.bounds[replicas, split] = self._bound(alone[0], alone[1], prompts.rows)  # type: ignore[arg-type]
+            bound, known = (
+                self._bound(alone[0], alone[1], prompts.rows),  # type: ignore[arg-type]
+                self.bounds.get((replicas, split), {}),
+            )
+            self.bounds[replicas, split] = {k: min(v, known.get(k, v)) for k, v in bound.items()}
         tried: list[Mapping[str, Any]] = []
         others = (prompts, self.step)
         for label, found, other in zip(
@@ -206,7 +234,8 @@ class Joint:
                 nodes = weight_pins(found.base, found.best.plan, other.graph(1))
                 if nodes not in tried:
                     tried.append(nodes)
-                    if pair := self.pair(label, replace(free, nodes=nodes), replicas, split):
+                    held = replace(free, nodes={**pins.nodes, **nodes})
+                    if pair := self.pair(f"{name}{label}", held, replicas, split):
                         yield pair
         if hand:
             yield hand
@@ -242,12 +271,9 @@ class Joint:
         ):
             found = self.solve(model, pins)
             if found is not None and found.best is not None:
-                pair = self.pair(
-                    label,
-                    replace(pins, nodes=weight_pins(found.base, found.best.plan, other.graph(1))),
-                    replicas,
-                    split,
-                )
+                weights = weight_pins(found.base, found.best.plan, other.graph(1))
+                held = replace(pins, nodes={**pins.nodes, **weights})
+                pair = self.pair(label, held, replicas, split)
                 if pair:
                     return pair
         return None

@@ -353,4 +353,6 @@ def _table(serving: Serving, width: int, style: Style) -> list[str]:
     )
     most = "requests/s: what a plan serves at most"
     note = f"{most if arrive else front}; tp=N: tensor parallelism alone"
+    if any(str(row["label"]).startswith("ep=") for row in serving.rows):
+        note += "; ep=M: experts spread over M replicas"
     return [*table(rows, (1, 2, 3, 4, 5)), *(style.dim(line) for line in hang("", note, width))]

@@ -98,6 +98,23 @@ def test_other_meshes_generate_alike(replicas: int, split: int, label: str, tmp_
     assert generates(TINY, on_mesh(TINY, replicas, split, label=label), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("replicas", "split", "label"),
+    [
+        (4, 2, "ep=4 tp=2"),
+        pytest.param(2, 4, "ep=2 layout of a step", marks=pytest.mark.slow),
+        pytest.param(4, 2, "ep=4 layout of the prompts", marks=pytest.mark.slow),
+    ],
+)
+def test_replicas_share_experts(replicas: int, split: int, label: str, tmp_path: Path) -> None:
+    """Each has latents of its own sequences, and a part of all experts; prompts in two passes."""
+    made = on_mesh(TINY, replicas, split, label=label, prefill_tokens=8)
+    assert {str(layout) for _, layout in caches(made).values()} == {str([["expert"], [], [], []])}
+    (experts,) = (n["split"] for n in made.step.nodes.values() if n["op"] == "RoutedExperts")
+    assert "expert" in {axis for axes in experts.values() for axis in axes}
+    assert generates(TINY, made, tmp_path)
+
+
 def test_tokens_are_those_of_the_model_without_a_cache(tmp_path: Path) -> None:
     made = serve(TINY, prompt=8, generate=6, concurrency=8, devices=8)
     ids = np.random.default_rng(2).integers(1, 500, (8, 8))
@@ -182,7 +199,7 @@ def test_a_config_is_served_as_it_is(
     Path("config.json").write_text(json.dumps(V3))
     sizes = ["--prompt", "8", "--generate", "6", "--concurrency", "4", "--devices", "4"]
     command = ["config.json", "--workload", "infer", *sizes, "-o", "plan.json"]
-    assert main([*command, "--emit", "program.py"]) == 0
+    assert main([*command, "--emit", "program.py"]) == main([*command, "--quiet"]) == 0
     assert "latent [b" in capsys.readouterr().out
     assert "CachedLatentAttention" in {
         n["op"] for n in Serving.load("plan.json").step.nodes.values()

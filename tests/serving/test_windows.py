@@ -178,6 +178,15 @@ def test_zoo_models_are_served_with_a_cache_whether_or_not_it_is_said() -> None:
     assert models_zoo.with_cache("zoo:deepseek-v3") == "zoo:deepseek-v3,cache=1"
 
 
+def test_a_plan_of_the_same_model_is_written_over(tmp_path: Path) -> None:
+    """The cache that was added unasked is no other model."""
+    file = str(tmp_path / "plan.json")
+    sizes = ["--prompt", "8", "--generate", "4", "--concurrency", "4", "--devices", "4"]
+    command = ["zoo:llama-tiny", "--workload", "infer", *sizes, "--quiet", "-o", file]
+    assert main(command) == main(command) == 0
+    assert main(["zoo:gpt-tiny", *command[1:]]) == 2
+
+
 def test_chunks_are_no_window() -> None:
     """A mask by chunks of four shows fewer keys after a token more: which a cache would keep is not
     said by how many are seen."""
