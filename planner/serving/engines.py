@@ -1,10 +1,12 @@
 """A serving plan as arguments of vLLM and SGLang.
 
 Both cut weights by tensor parallelism as it is written by hand and run replicas of that, so what
-they can say of a plan is one of its rows `tp=N`: the best for the plan's objective whose replicas
-lie in a node. Names of arguments: vllm/engine/arg_utils.py of vLLM (`vllm serve --help`), and
-python/sglang/srt/server_args.py of SGLang (`python3 -m sglang.launch_server --help`). Sequences
-and tokens of a pass are those of a replica there.
+they can say of a plan is one of its rows `tp=N`, or of a mixture `ep=M tp=N`, whose replicas share
+the experts: the best for the plan's objective whose replicas lie in a node. Names of arguments:
+vllm/engine/arg_utils.py of vLLM (`vllm serve --help`), and python/sglang/srt/server_args.py of
+SGLang (`python3 -m sglang.launch_server --help`). Sequences and tokens of a pass are those of a
+replica there; SGLang divides them by the replicas that share experts. vLLM's replicas of a mixture
+always share them (docs/serving/data_parallel_deployment.md there).
 
 Both engines join sequences to those that generate, and page the cache. Plans for requests that
 arrive are priced so; prices of others are those of the emitted program, which does neither.
@@ -12,6 +14,7 @@ arrive are priced so; prices of others are those of the emitted program, which d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +22,7 @@ from typing import Any
 from costmodels.hardware.units import show_bytes, show_time
 from planner.errors import PlanError
 from planner.launch.job import node_slots
+from planner.ops import operator_of
 from planner.serving.result import Serving, arriving, pools_of, rate_words
 
 DEAR = 0.05
@@ -27,6 +31,10 @@ DEAR = 0.05
 KV_TRANSFER = '\'{"kv_connector":"NixlConnector","kv_role":"ROLE"}\''
 """How vLLM passes caches on (docs/features/nixl_connector_usage.md there)."""
 ROLES = ("prefill", "decode")
+BY_HAND = re.compile(r"(ep=\d+ )?tp=\d+")
+NODES = ": ${HEAD:?address of the first node} ${NODE:?number of this node, 0 for the first}\n"
+HEADLESS = '((NODE == 0)) || set -- --headless "$@"\n'
+"""Nodes but the first have no server of their own."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """How a precision begins -> what both engines call it."""
 
@@ -47,12 +55,25 @@ class Service:
     fp8_cache: bool = False
     role: str = ""
     """prefill or decode, of replicas that do one of both"""
+    shared: bool = False
+    """Whether all replicas share the experts"""
+
+    @property
+    def together(self) -> int:
+        """Replicas that share experts, of all nodes; 1 where none does."""
+        return self.replicas * self.nodes if self.shared else 1
 
 
 def vllm(s: Service) -> list[str]:
     """Words of `vllm serve`."""
     words = ["vllm", "serve", '"$MODEL"', "--tensor-parallel-size", str(s.tensor)]
-    words += ["--data-parallel-size", str(s.replicas)] if s.replicas > 1 else []
+    replicas = max(s.replicas, s.together)
+    words += ["--data-parallel-size", str(replicas)] if replicas > 1 else []
+    words += ["--enable-expert-parallel"] if s.shared else []
+    if s.shared and s.nodes > 1:
+        words += ["--data-parallel-size-local", str(s.replicas)]
+        words += ["--data-parallel-start-rank", f'"$((NODE * {s.replicas}))"']
+        words += ["--data-parallel-address", '"$HEAD"', "--data-parallel-rpc-port", "13345"]
     words += ["--dtype", s.dtype, "--max-model-len", str(s.length)]
     words += ["--max-num-seqs", str(s.sequences)]
     words += ["--kv-cache-dtype", "fp8"] if s.fp8_cache else []
@@ -67,12 +88,18 @@ def vllm(s: Service) -> list[str]:
 def sglang(s: Service) -> list[str]:
     """Words of SGLang's server."""
     words = ["python3", "-m", "sglang.launch_server", "--model-path", '"$MODEL"']
-    words += ["--tp-size", str(s.tensor)]
-    words += ["--dp-size", str(s.replicas)] if s.replicas > 1 else []
+    words += ["--tp-size", str(s.tensor * s.together)]
+    replicas = max(s.replicas, s.together)
+    words += ["--dp-size", str(replicas)] if replicas > 1 else []
+    if s.shared:
+        words += ["--enable-dp-attention", "--ep-size", str(s.tensor * s.together)]
+    if s.shared and s.nodes > 1:
+        words += ["--nnodes", str(s.nodes), "--node-rank", '"$NODE"']
+        words += ["--dist-init-addr", '"$HEAD:5000"']
     words += ["--dtype", s.dtype, "--context-length", str(s.length)]
-    words += ["--max-running-requests", str(s.sequences)]
+    words += ["--max-running-requests", str(s.sequences * s.together)]
     words += ["--kv-cache-dtype", "fp8_e4m3"] if s.fp8_cache else []
-    words += ["--chunked-prefill-size", str(s.tokens)]
+    words += ["--chunked-prefill-size", str(s.tokens * s.together)]
     return [*words, "--disaggregation-mode", s.role] if s.role else words
 
 
@@ -103,12 +130,15 @@ def hand_over(serving: Serving, to: str) -> Handover:
     worse = f"{100 * loss:.1f} % worse than the plan" if loss > 0 else "as good as the plan"
     cost = f"{to}: {kept}: {figures}; {worse} by its objective"
     service = service_of(serving, row)
-    where = (
-        f"# The same on each of {service.nodes} nodes; a balancer in front of them.\n"
-        if service.nodes > 1
-        else ""
-    )
-    body = f'{_command(ENGINES[to](service))} "$@"\n'
+    where, body = "", f'{_command(ENGINES[to](service))} "$@"\n'
+    if service.nodes > 1 and service.shared:
+        where = (
+            f"# On each of {service.nodes} nodes, with HEAD, the address of the first, and NODE,\n"
+            "# the node's number, 0 for the first.\n"
+        )
+        body = f"{NODES}{HEADLESS * (to == 'vllm')}{body}"
+    elif service.nodes > 1:
+        where = f"# The same on each of {service.nodes} nodes; a balancer in front of them.\n"
     return Handover(_script(serving, where, body), cost)
 
 
@@ -176,6 +206,7 @@ def service_of(serving: Serving, row: Mapping[str, Any]) -> Service:
         length=int(traffic["longest"]) if traffic else shape.length,
         dtype=dtype,
         fp8_cache=shape.cache_type == "fp8",
+        shared=str(row["label"]).startswith("ep="),
     )
 
 
@@ -196,8 +227,14 @@ def _dtype(serving: Serving) -> str:
 def _nearest(serving: Serving, to: str) -> Mapping[str, Any]:
     """The row that an engine can say and that is best for the plan's objective."""
     node = node_slots(serving.step)
+    apart = to != "vllm" or not _is_mixture(serving)
     rows = [
-        row for row in serving.rows if _by_hand(row) and row["fits"] and int(row["split"]) <= node
+        row
+        for row in serving.rows
+        if _by_hand(row)
+        and row["fits"]
+        and int(row["split"]) <= node
+        and (apart or "units" in row or row["replicas"] == 1 or str(row["label"]).startswith("ep="))
     ]
     best = min(rows, key=lambda row: _loss(serving, row), default=None)
     if best is None:
@@ -221,11 +258,17 @@ def _nearest(serving: Serving, to: str) -> Mapping[str, Any]:
 
 
 def _by_hand(row: Mapping[str, Any]) -> bool:
-    """Whether a row is tensor parallelism by hand, of replicas that do both or of both kinds."""
+    """Whether a row is tensor parallelism by hand, of replicas that do both, and may share experts,
+    or of both kinds."""
     units = row.get("units")
     if units is None:
-        return str(row["label"]).startswith("tp=")
+        return bool(BY_HAND.fullmatch(str(row["label"])))
     return all(units[k]["label"] == f"tp={units[k]['split']}" for k in ROLES)
+
+
+def _is_mixture(serving: Serving) -> bool:
+    """Whether a plan's model has routed experts."""
+    return any(operator_of(node["op"]).kind == "experts" for node in serving.step.nodes.values())
 
 
 def _loss(serving: Serving, row: Mapping[str, Any]) -> float:

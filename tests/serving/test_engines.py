@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,74 @@ def test_replicas_of_several_nodes_are_started_on_each(serving: Serving) -> None
     wide = with_rows(serving, tp4={"split": 2 * node})
     with pytest.raises(PlanError, match="P194.*in a node fits"):
         hand_over(wide, "vllm")
+
+
+@pytest.fixture(scope="module")
+def mixture() -> Serving:
+    """Two nodes of eight."""
+    return serve(
+        "zoo:deepseek-tiny",
+        prompt=16,
+        generate=8,
+        concurrency=32,
+        devices=16,
+        prefill_tokens=32,
+        hardware="h100-sxm",
+    )
+
+
+SHARED = {
+    "vllm": {
+        "--tensor-parallel-size": "2",
+        "--data-parallel-size": "8",
+        "--data-parallel-size-local": "4",
+        "--data-parallel-start-rank": "4",
+        "--data-parallel-address": "first",
+        "--max-num-seqs": "4",
+        "--max-num-batched-tokens": "32",
+    },
+    "sglang": {
+        "--tp-size": "16",
+        "--dp-size": "8",
+        "--ep-size": "16",
+        "--nnodes": "2",
+        "--node-rank": "1",
+        "--dist-init-addr": "first:5000",
+        "--max-running-requests": "32",
+        "--chunked-prefill-size": "256",
+    },
+}
+"""Engine -> its arguments for eight replicas of two devices on two nodes, which share experts, of
+32 sequences, two prompts a pass; on the second node."""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_replicas_share_experts(mixture: Serving, engine: str, tmp_path: Path) -> None:
+    made = hand_over(with_rows(mixture, **{"ep8 tp2": {}}), engine)
+    assert "ep=8 tp=2, 8 replicas: " in made.cost
+    (tmp_path / "run.sh").write_text(made.text)
+    for name in ("vllm", "python3"):
+        (tmp_path / name).write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "MODEL": "m"}
+    run = partial(subprocess.run, ["bash", "run.sh"], cwd=tmp_path, capture_output=True, text=True)
+    done = run(env={**environment, "HEAD": "first", "NODE": "1"}, check=True)
+    words = done.stdout.splitlines()
+    said = dict(zip(words, words[1:], strict=False))
+    assert {k: said[k] for k in SHARED[engine]} == SHARED[engine]
+    flag = {"vllm": "--enable-expert-parallel", "sglang": "--enable-dp-attention"}[engine]
+    assert flag in words and ("--headless" in words) == (engine == "vllm")
+    first = run(env={**environment, "HEAD": "first", "NODE": "0"}, check=True).stdout
+    assert "--headless" not in first
+    lost = run(env=environment, check=False)
+    assert lost.returncode and "address of the first node" in lost.stderr
+
+
+def test_vllm_has_no_replicas_of_a_mixture_that_share_nothing(mixture: Serving) -> None:
+    rows = with_rows(mixture, tp8={"fits": True})
+    assert "tp=8, 2 replicas: " in hand_over(rows, "sglang").cost
+    with pytest.raises(PlanError, match="P194"):
+        hand_over(rows, "vllm")
 
 
 def test_int8_is_the_checkpoints_business(serving: Serving) -> None:
