@@ -21,7 +21,8 @@ class BasicFacts:
 
     shared: per node the node whose decision it takes (its class). times: class -> number of its
     nodes. cut_anywhere: whether pipeline stages are cut anywhere in the graph, also where they
-    could share repeated blocks.
+    could share repeated blocks. runs_of_units: the repeated blocks whose gated units are made
+    again, where these are others than `runs`.
     """
 
     graph: Graph
@@ -33,6 +34,7 @@ class BasicFacts:
     shared: tuple[int, ...]
     times: Mapping[int, int]
     cut_anywhere: bool = False
+    runs_of_units: tuple[tuple[int, int, int], ...] | None = None
 
     @cached_property
     def loops(self) -> tuple[tuple[int, int, int], ...]:
@@ -58,12 +60,19 @@ class BasicFacts:
     @cached_property
     def gated(self) -> GatedUnits:
         """See planner.execution.gated_units."""
-        return gated_units(self.graph, self.grad, self.runs)
+        runs = self.runs if self.runs_of_units is None else self.runs_of_units
+        return gated_units(self.graph, self.grad, runs)
 
     @cached_property
     def without_loops(self) -> Self:
         """The same of programs that have their blocks written out."""
         return replace(self, runs=())
+
+    @cached_property
+    def in_microbatches(self) -> Self:
+        """The same of microbatches one after the other whose gradients are made where what they are
+        made of is: gated units are made again for these alone."""
+        return replace(self, runs=(), runs_of_units=self.runs)
 
     @property
     def written_out(self) -> bool:

@@ -57,9 +57,7 @@ def readers(graph: Graph, found: Sequence[Sequence[int]]) -> WeightReaders:
 
 
 def puts_off(base: BasicFacts, i: int) -> bool:
-    """Whether node i is a product with a weight that has a gradient: compilers may put that
-    gradient off."""
+    """Whether node i is a product with a weight whose gradient compilers may put off."""
     node = base.graph.nodes[i]
-    return base.rules[i].flops > 0 and any(
-        n in base.graph.weights and n in base.grad for n in node.inputs
-    )
+    put_off = base.rules[i].flops > 0 and base.runs_of_units is None
+    return put_off and any(n in base.graph.weights and n in base.grad for n in node.inputs)

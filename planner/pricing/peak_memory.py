@@ -202,7 +202,7 @@ def memory_parts(
     """What is on a device when, in bytes of the recipe: of blocks written out as compilers hold
     what is outside loops."""
     if flow.plan.blocks == WRITTEN_OUT:
-        return _of_written_out(base.without_loops, flow, pricer)
+        return _of_written_out(without_loops(base, flow), flow, pricer)
     weights = _weight_bytes(base, flow, pricer, runs)
     saved = _activation_bytes(base, flow, pricer, runs)
     slack = 1 + pricer.runtime.memory_slack
@@ -231,6 +231,28 @@ def memory_parts(
         )
     passing = sum(sorted(weights.passing_state)[-PARKED_ARRAYS:])
     return replace(parts, state=weights.state + max(0.0, passing - parts.given_back))
+
+
+def without_loops(base: GraphFacts, flow: Flow) -> GraphFacts:
+    """The facts of a graph of a plan whose blocks are written out. Compilers put off gradients of
+    weights, to run them beside collectives: what they are made of, a gated unit made again among
+    it, is there until then. In a loop over microbatches there may be no collective that they could
+    run beside."""
+    plan, nodes = flow.plan, flow.graph.nodes
+    if plan.accumulation_steps == 1 or plan.zero_stage > 1:
+        return base.without_loops
+    paths = (
+        flow.trees[name].path(flow.need[i, slot])
+        for i in base.looped
+        for slot, name in enumerate(nodes[i].inputs)
+        if name in flow.trees
+    )
+    beside = any(step.forward or step.backward for path in paths for step in path) or any(
+        inner.axes(flow.split(i), dict(plan.mesh))
+        for i in base.looped
+        for inner in flow.rules[i].inner
+    )
+    return base.without_loops if beside else base.in_microbatches
 
 
 def _of_written_out(base: GraphFacts, flow: Flow, pricer: Pricer) -> MemoryParts:

@@ -328,7 +328,7 @@ def planned_memory(
 ) -> dict[str, int]:
     """The planner's memory of a device by part, as its cost model has it, without the allowance for
     fragmentation. device: what is compiled for, None for cores of this host; bytes depend on it by
-    its tiles, its cores' own memory and its fused attention alone.
+    its kind, its tiles, its cores' own memory and its fused attention alone.
 
     unroll: priced as a program without a loop over its blocks, a few blocks at most: of many,
     compilers put off more gradients than one, and the price as a loop, which is the plan's own, is
@@ -344,6 +344,7 @@ def planned_memory(
     if device is not None:
         there = replace(
             topology.device,
+            kind=device.kind,
             tile=device.tile,
             attention=device.attention,
             on_chip_bytes=device.on_chip_bytes,

@@ -12,16 +12,18 @@ import importlib.util
 import re
 import threading
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import planner
+from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.collective import CollectiveUse
 from planner.pins.pins import Pins
+from planner.pricing.plan_price import price_plan
 from planner.verify import ahead, host, worker
 from planner.verify import explain as differences
 from planner.verify.chips import CHIPS, chip
@@ -34,6 +36,8 @@ from planner.verify.hlo.program import traffic
 from planner.verify.predicted import flops_by_node, predict
 from planner.verify.report import TRAFFIC, Figure, VerifyReport
 from planner.verify.targets import Target, parse_target, require
+from planner.verify.timing import pricer_of
+from planner.verify.worker import recorded_model
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = Path(__file__).parents[1].joinpath("compiled")
@@ -778,3 +782,31 @@ def lowered(program: Any) -> str:
     module.__dict__["make_mesh"] = lambda: mesh
     params, frozen, batch = (shapes(module, name, mesh) for name in ("PARAMS", "FROZEN", "INPUTS"))
     return str(module.make_gradients(mesh).lower(params, frozen, batch).as_text())
+
+
+@pytest.mark.parametrize(
+    ("hardware", "model", "batch", "pins"),
+    [
+        ("h100-sxm", "llama-tiny,layers=4", 32, "dp=8,micro=2,blocks=written-out"),
+        ("h100-sxm", "bert-tiny,layers=4", 32, "dp=4,tp=2,micro=2,blocks=written-out"),
+        ("h100-sxm", "llama-tiny,layers=4", 32, "dp=8,zero=3"),
+        ("tpu-v5e", "llama-tiny,layers=4", 32, "dp=8,recompute=block"),
+        ("tpu-v5p", "gpt-tiny,layers=4", 32, "dp=4,tp=2"),
+    ],
+)
+def test_memory_is_predicted_as_it_was_planned(
+    hardware: str, model: str, batch: int, pins: str
+) -> None:
+    """What `plan verify` holds against a compiler is the plan's own price of a device, but for the
+    allowance for fragmentation."""
+    made = planner.plan(
+        f"zoo:{model}", devices=8, batch=batch, hardware=hardware, pins=pins, baselines=False
+    )
+    own, source = pricer_of(made), recorded_model(made, f"zoo:{model}")
+    graph = source.graph(int(made.techniques["microbatches"]))
+    base = GraphFacts.of(graph, training=True)
+    plan, runtime = made.plan_for(graph), replace(own.runtime, memory_slack=0.0)
+    planned = price_plan(base, plan, replace(own, runtime=runtime))[0].memory
+    device = own.topology.device
+    told = ahead.planned_memory(graph, plan, own.recipe, "jax-shard_map", device=device)
+    assert told == asdict(planned)

@@ -34,6 +34,7 @@ from planner.pricing.peak_memory import (
     saved_by_blocks,
     saved_tensors,
     slope_bytes,
+    without_loops,
 )
 from planner.pricing.step_time import sent_s
 from planner.sharding.layout import STAGE, ReshardStep
@@ -336,7 +337,7 @@ def saved_bytes(p: Priced) -> dict[int, float]:
     pipeline = pipeline_of(graph, plan)
     slack, out = 1 + p.pricer.runtime.memory_slack, dict[int, float]()
     written_out = plan.blocks == WRITTEN_OUT
-    base = p.base.without_loops if written_out else p.base
+    base = without_loops(p.base, p.flow) if written_out else p.base
     for i, size in slope_bytes(base, p.flow, p.pricer) if written_out else ():
         out[i] = out.get(i, 0.0) + size * slack
     for i, name, size in saved_tensors(base, p.flow, p.pricer):
