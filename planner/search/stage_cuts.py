@@ -90,8 +90,8 @@ def with_cuts(
             )
         return _cut(plan, cutting(base, plan, pricer, len(widths), widths))
     even = cutting(base, plan, pricer, plan.stages * plan.virtual_stages)
-    uneven = None if widths else _uneven(base, plan, pricer)
-    if uneven is None or uneven.price >= even.price:
+    uneven = None if widths else _uneven(base, plan, pricer, even.price)
+    if uneven is None:
         return _cut(plan, even)
     from planner.pricing.plan_price import price_plan
 
@@ -106,17 +106,25 @@ def _cut(plan: Plan, found: Cutting) -> Plan:
     return replace(plan, stage_cuts=found.cuts, stage_widths=found.widths)
 
 
-def _uneven(base: GraphFacts, plan: Plan, pricer: Pricer) -> Cutting | None:
-    """The best with stages of one place and of two."""
+def _uneven(base: GraphFacts, plan: Plan, pricer: Pricer, below: float) -> Cutting | None:
+    """The best with stages of one place and of two whose price is below the given one. The more
+    stages the more ticks: as all places together are no faster than each with its part of the work,
+    it ends where that would cost more than the best."""
     if plan.virtual_stages > 1 or plan.microbatches % WIDEST:
         return None
-    found = []
+    best, (both, twice) = None, _seconds(base, plan, pricer)
     for stages in range(plan.stages // WIDEST + 1, plan.stages):
+        longest = below / _ticks(plan, stages)
+        last = np.searchsorted(both, both[-1] - longest)  # begins here or behind
+        if WIDEST * (twice[last] + both[-1] - both[last]) / plan.stages >= longest:
+            break
         try:
-            found.append(cutting(base, plan, pricer, stages))
+            found = cutting(base, plan, pricer, stages)
         except PlanError:  # too few cuts
             continue
-    return min(found, default=None)
+        if found.price < below:
+            best, below = found, found.price
+    return best
 
 
 def cutting(
@@ -125,13 +133,7 @@ def cutting(
     """The best cuts into so many chunks, on all places of the plan (module docstring). widths: the
     places that each has to take. Raises PlanError P068 where there are too few."""
     wide = plan.stages * plan.virtual_stages - chunks
-    together = WIDEST if wide else 1
-    ticks = Schedule(
-        chunks if wide else plan.stages,
-        plan.microbatches // together,
-        plan.schedule,
-        plan.virtual_stages,
-    ).ticks
+    together, ticks = WIDEST if wide else 1, _ticks(plan, chunks)
     whole = unbroken(base, plan)
     splits = tuple(plan.splits[base.graph.nodes[i].id] for i in base.times)
     key = ("cuts", id(base), chunks, plan.stages, ticks, widths, whole, splits)
@@ -163,6 +165,17 @@ def cutting(
         pricer.memo[key] = base, min(found)  # the base is kept, so that its id stays unique
     kept: Cutting = pricer.memo[key][1]
     return kept
+
+
+def _ticks(plan: Plan, chunks: int) -> int:
+    """Ticks of a step of so many chunks, with fewer than places some of which take two."""
+    wide = chunks < plan.stages * plan.virtual_stages
+    return Schedule(
+        chunks if wide else plan.stages,
+        plan.microbatches // (WIDEST if wide else 1),
+        plan.schedule,
+        plan.virtual_stages,
+    ).ticks
 
 
 def _seconds(base: GraphFacts, plan: Plan, pricer: Pricer) -> tuple[np.ndarray, np.ndarray]:
@@ -201,8 +214,6 @@ def _balanced(
     if len(where) < chunks - 1:
         return None
     at, turns = np.array(where), (WIDEST, 1) if wide else (1,)
-    span = twice[at][None, :] - twice[at][:, None]
-    span[np.tril_indices(len(at))] = np.inf
 
     def choices(k: int, used: int) -> list[int]:
         """Places beside the first that chunk k may take, where `used` are taken up to and with
@@ -219,7 +230,7 @@ def _balanced(
     taken = []
     for k in range(1, chunks - 1):
         longest, *back = _next_chunk(
-            longest, span, turns, [choices(k, used) for used in range(wide + 1)]
+            longest, twice[at], turns, [choices(k, used) for used in range(wide + 1)]
         )
         taken.append(back)
     ends = [
@@ -241,24 +252,51 @@ def _balanced(
 
 
 def _next_chunk(
-    longest: np.ndarray, span: np.ndarray, turns: tuple[int, ...], choices: list[list[int]]
+    longest: np.ndarray, until: np.ndarray, turns: tuple[int, ...], choices: list[list[int]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """One more chunk in the dynamic program of `_balanced`: of the chunks before each cut the
     longest at their best, by how many of them are wide, and where the last one then begins and how
     much wider than one place it is. [wide ones, cuts] each
 
-    longest: the same of one chunk less; span: seconds from each cut to each; choices: places beside
-    the first that the chunk may take, by how many are taken up to and with it.
+    longest: the same of one chunk less; until: seconds of all nodes before each cut; choices:
+    places beside the first that the chunk may take, by how many are taken up to and with it.
     """
     rows = np.full(longest.shape, np.inf)
     begin, width = np.zeros(longest.shape, np.int64), np.zeros(longest.shape, np.int64)
     for used, possible in enumerate(choices):
         for w in possible:
-            table = np.maximum(longest[used - w][:, None], turns[w] * span)
-            first = np.argmin(table, 0)
-            seconds = table[first, np.arange(longest.shape[1])]
+            seconds, first = last_chunk(longest[used - w], turns[w] * until)
             better = seconds < rows[used]
             rows[used] = np.where(better, seconds, rows[used])
             begin[used] = np.where(better, first, begin[used])
             width[used] = np.where(better, w, width[used])
     return rows, begin, width
+
+
+def last_chunk(before: np.ndarray, until: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of chunks that end at each cut: the longest one at its least, and the cut where the last one
+    then begins. before: the longest of those before each cut; until: seconds up to each. [cuts]
+
+    The later the last one begins the shorter it is. A cut is not worth beginning at where what is
+    before a later one is no longer; what is before the others grows from cut to cut, and the best
+    is where that crosses the length of the last one. Where the later cut is beyond the end, all
+    between are looked at.
+    """
+    n = len(before)
+    at, least = np.arange(n), np.minimum.accumulate(before[::-1])[::-1]
+    worth = np.flatnonzero((before == least) & np.isfinite(before))
+    if not worth.size:
+        return np.full(n, np.inf), np.zeros(n, np.int64)
+    crossing = np.searchsorted(before[worth] + until[worth], until)
+    near = worth[np.clip(crossing + np.arange(-2, 2)[:, None], 0, len(worth) - 1)]
+    each = np.where(near < at, np.maximum(before[near], until - until[near]), np.inf)
+    row = each.argmin(0), at
+    seconds, first = each[row], near[row]
+    next_worth = worth[np.minimum(crossing, len(worth) - 1)]
+    beyond = np.flatnonzero((next_worth >= at) | (crossing >= len(worth)))
+    if beyond.size:
+        table = np.maximum(before[:, None], until[beyond] - until[:, None])
+        table[at[:, None] >= beyond] = np.inf
+        first[beyond] = table.argmin(0)
+        seconds[beyond] = table[first[beyond], np.arange(beyond.size)]
+    return seconds, first

@@ -40,7 +40,7 @@ from planner.report.explain import explain, explain_node
 from planner.report.trace import trace
 from planner.search.build_request import make_request
 from planner.search.search import Search
-from planner.search.stage_cuts import _balanced, unbroken, with_cuts
+from planner.search.stage_cuts import _balanced, last_chunk, unbroken, with_cuts
 from planner.solvers import solve
 from planner.solvers.problem import FORBIDDEN, Budget
 from planner.space.assemble import Techniques, assemble
@@ -164,6 +164,23 @@ def test_cuts_are_the_best_of_all() -> None:
         assert (
             found[0] == pytest.approx(best) == pytest.approx(longest(found[1])) and found[2] == ()
         )
+
+
+def test_the_last_chunk_begins_where_the_longest_is_least() -> None:
+    """Against every beginning: what is before the cuts grows, falls in places, or cannot be."""
+    rng = np.random.default_rng(0)
+    for drawn in range(600):
+        cuts = int(rng.integers(1, 40))
+        until = np.cumsum(rng.choice([0.0, 1.0, 2.0, 0.5, rng.random()], cuts))
+        before = rng.random(cuts) * until[-1]
+        before = np.sort(before) if drawn % 2 else before
+        before += rng.random(cuts) * 0.1 * until[-1] * (drawn % 3 == 0)
+        before[: rng.integers(0, cuts + 1)] = np.inf
+        table = np.maximum(before[:, None], until - until[:, None])
+        table[np.tril_indices(cuts)] = np.inf
+        seconds, first = last_chunk(before, until)
+        assert np.array_equal(seconds, table.min(0))
+        assert np.array_equal(table[first, np.arange(cuts)], seconds)
 
 
 @pytest.mark.parametrize(("places", "count"), [(3, 2), (5, 3), (5, 4), (6, 4), (7, 5)])
