@@ -89,9 +89,14 @@ def _latent(
     )
     low, k_turned = s.ops(2, "Split", packed, s.ints(kv_rank, c.rope), axis=-1)
     low = _norm(s.at("kv_a_layernorm"), low, kv_rank, c)
-    k_turned = rotate(s, s.op("Unsqueeze", k_turned, s.ints(1)))
+
+    def shared_key() -> str:
+        """The part of keys that rotates [B, 1, S, rope], written where it is read first."""
+        return rotate(s, s.op("Unsqueeze", k_turned, s.ints(1)))
+
+    key = ""
     if extend:
-        low, k_turned = extend(s, s.op("Unsqueeze", low, s.ints(1)), k_turned)
+        low, key = extend(s, s.op("Unsqueeze", low, s.ints(1)), shared_key())
         low = s.op("Squeeze", low, s.ints(1))
     both = linear(s.at("kv_b_proj"), low, kv_rank, heads * (c.nope + c.v_dim), bias=False)
     k, v = s.ops(
@@ -101,7 +106,7 @@ def _latent(
         s.ints(c.nope, c.v_dim),
         axis=-1,
     )
-    shared = s.op("Expand", k_turned, s.ints(1, heads, 1, 1))
+    shared = s.op("Expand", key or shared_key(), s.ints(1, heads, 1, 1))
     q, k = s.op("Concat", q, rotate(s, q_turned), axis=-1), s.op("Concat", k, shared, axis=-1)
     context = attend(s, q, k, v, scale=wide**-0.5, mask=mask, decomposed=c.decomposed)
     return linear(

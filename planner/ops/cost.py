@@ -98,7 +98,8 @@ class Pieces:
 
     mesh: axis -> size, in the order of the mesh. share: part of all index tuples of the rule's
     factors that one device has, padding included, without the factor that is named [splits].
-    itemsize: bytes of an element of a type as it is computed with. bytes_of: bytes of a tensor's
+    itemsize: bytes of an element of a type as it is computed with; weight_itemsize: of a weight as
+    it is kept. bytes_of: bytes of a tensor's
     piece of a shape. trained: whether a backward pass follows. repeated: whether the node is in a
     repeated block. trained_slots: operands with a gradient; backward: work of the backward pass as
     a multiple of the forward pass, of nodes with products. attention_kernel: the fused attention
@@ -116,6 +117,7 @@ class Pieces:
     mesh: Mapping[str, int]
     share: Callable[[str], np.ndarray]
     itemsize: Callable[[str], float]
+    weight_itemsize: Callable[[str], float]
     bytes_of: Callable[[str, tuple[int, ...]], float]
     trained: bool
     repeated: bool

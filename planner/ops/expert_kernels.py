@@ -91,13 +91,13 @@ def kernel_passes(
     """Rows into the order of experts, a kernel for each product, the hidden activation, and each
     token's rows summed; in the backward pass the hidden activation is made again. rows: of the
     busiest device, of those given; layers: products of a forward pass."""
-    itemsize = pieces.itemsize("float32")
+    itemsize, kept = pieces.itemsize("float32"), pieces.weight_itemsize("float32")
     h, f, experts = local["h"], local["f"], local["e"]
-    wide = places(kernel, given, experts) * itemsize
+    wide, spared = places(kernel, given, experts) * itemsize, experts * h * f * (itemsize - kept)
     into, out_of = (
         Kernel(
             tile.rows_flops(rows, experts, *widths),
-            tile.rows_moved(rows, experts, *widths) * itemsize,
+            tile.rows_moved(rows, experts, *widths) * itemsize - spared,
         )
         for widths in ((h, f), (f, h))
         for tile in (rows_tile(kernel, pieces.on_chip, *widths),)

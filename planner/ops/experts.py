@@ -273,7 +273,8 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
         return capped_passes(pieces, _layers(pieces.node))
     if pieces.grouped_experts:
         return [_grouped(pieces, split) for split in pieces.splits]
-    itemsize, layers, found = pieces.itemsize("float32"), _layers(pieces.node), list[Passes]()
+    itemsize, kept = pieces.itemsize("float32"), pieces.weight_itemsize("float32")
+    layers, found = _layers(pieces.node), list[Passes]()
     summed = len(pieces.trained_slots & {3, 4, 5})
     for split in pieces.splits:
         rows, count = blocks(pieces.rule, split, pieces.mesh, pieces.trained)
@@ -292,7 +293,7 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
             pieces.rule.sizes["e"] // local["e"],
         )
         experts, moved = often / count, 4 * rows * h * itemsize
-        product = Kernel(2.0 * rows * h * f, (h * f + rows * (h + f)) * itemsize)
+        product = Kernel(2.0 * rows * h * f, h * f * kept + rows * (h + f) * itemsize)
         forward = (Kernel(0.0, moved, often), replace(product, often=layers * often))
         again = tuple(replace(k, often=pieces.backward * k.often) for k in forward)
         sums = Kernel(0.0, SUM_BYTES * h * f, summed * often)

@@ -209,6 +209,7 @@ def pieces_of(
         mesh=pricer.sizes,
         share=lambda without: (cuts or SplitArrays.of(splits, pricer.sizes)).share(rule, without),
         itemsize=pricer.itemsize,
+        weight_itemsize=pricer.weight_itemsize,
         bytes_of=lambda name, shape: _bytes(base, pricer, name, shape),
         trained=base.training and not base.grad.isdisjoint(node.outputs),
         repeated=i in base.repeated,
@@ -374,7 +375,20 @@ def inner_times(
 
 def _bytes(base: GraphFacts, pricer: Pricer, name: str, shape: tuple[int, ...]) -> float:
     tensor = base.graph.tensors[name]
-    return pricer.stored_bytes(shape, tensor.dtype, base.kind_of(tensor.shape))
+    size = pricer.stored_bytes(shape, tensor.dtype, base.kind_of(tensor.shape))
+    return size * kept_share(base.graph, name, pricer)
+
+
+def kept_share(graph: Graph, name: str, pricer: Pricer) -> float:
+    """Bytes of a tensor in memory over those of one of activations: below 1 for weights that are
+    kept in fewer; caches are what activations are."""
+    if pricer.recipe.parameter_bytes >= pricer.itemsize("float32") or name not in graph.weights:
+        return 1.0
+    if "caches" not in graph.memo:
+        graph.memo["caches"] = {n.inputs[k] for n in graph.nodes for k in operator_of(n.op).caches}
+    dtype = graph.tensors[name].dtype
+    cached = name in graph.memo["caches"]
+    return 1.0 if cached else pricer.weight_itemsize(dtype) / pricer.itemsize(dtype)
 
 
 def saved_beside_of(

@@ -28,7 +28,7 @@ from costmodels.products import Product, least_time_s, product_time_s
 from costmodels.runtimes import Hidden, Rates, Runtime
 from planner.analysis.facts import GraphFacts
 from planner.execution.collective import CollectiveUse
-from planner.graph.ir import DTYPE_BYTES
+from planner.graph.ir import DTYPE_BYTES, FLOATS
 from planner.machine.topology import Mesh, Topology
 from planner.ops.cost import Kernel
 from planner.pricing.reshard import Conversions
@@ -349,6 +349,12 @@ class Pricer:
         if dtype == "int64":
             return 4
         return DTYPE_BYTES[dtype]
+
+    def weight_itemsize(self, dtype: str) -> float:
+        """Bytes per element of a weight as kernels read it: floats as the recipe keeps them, where
+        those are fewer than it computes with."""
+        size = self.itemsize(dtype)
+        return min(size, self.recipe.parameter_bytes) if dtype in FLOATS else size
 
     def stored_bytes(self, shape: tuple[int, ...], dtype: str, kind: str) -> float:
         """Bytes that an array takes on the device. kind: as

@@ -23,7 +23,14 @@ from planner.pricing.frameworks.kernels import role, together
 from planner.pricing.frameworks.memory import option_bytes
 from planner.pricing.frameworks.selective import made_again
 from planner.pricing.gradient_sync import WeightCosts, WeightPricer, no_weights
-from planner.pricing.kernels import inner_times, reads_whole, saved_beside_of, times_of, working_of
+from planner.pricing.kernels import (
+    inner_times,
+    kept_share,
+    reads_whole,
+    saved_beside_of,
+    times_of,
+    working_of,
+)
 from planner.pricing.pricer import Pricer
 from planner.pricing.split_arrays import SplitArrays
 from planner.sharding.candidates import candidates
@@ -375,7 +382,7 @@ class Kinds:
     def _size(self, name: str, row: LayoutColumn) -> np.ndarray:
         """Bytes of one device's piece in each layout."""
         t = self.graph.tensors[name]
-        kind = self.base.kind_of(t.shape)
+        kind, share = self.base.kind_of(t.shape), kept_share(self.graph, name, self.pricer)
         if self.pricer.topology.device.tile and kind:
             each = [
                 self.pricer.stored_bytes(
@@ -383,8 +390,8 @@ class Kinds:
                 )
                 for n in row.layouts
             ]
-            return np.array(each)[row.of]
-        return self.tables.local(t.shape, row)[row.of] * self.pricer.itemsize(t.dtype)
+            return share * np.array(each)[row.of]
+        return share * self.tables.local(t.shape, row)[row.of] * self.pricer.itemsize(t.dtype)
 
     def _saved(self, i: int, shape: _Shape, slack: float) -> dict[str, np.ndarray]:
         """Fields of OptionCosts of what the backward pass reads."""

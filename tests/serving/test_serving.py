@@ -393,6 +393,23 @@ def test_int8_weights_are_what_the_page_says(source, tmp_path) -> None:
     ).all()
 
 
+@pytest.mark.parametrize("source", ["zoo:llama3-8b,layers=4", "zoo:mixtral-8x7b,layers=2"])
+def test_a_byte_a_weight_is_read_as_such(source) -> None:
+    """Priced alone: as products quantised to int8, and experts too; the cache stays as it is."""
+    ask = {"prompt": 512, "generate": 64, "concurrency": 16, "devices": 4}
+    wide, narrow, int8 = (
+        {r["label"]: r for r in serve(source, **ask, **more).rows if r["label"].startswith("tp=")}
+        for more in ({}, {"precision": "int8-weights"}, {"quantize": "int8"})
+    )
+    assert len(narrow) == 3
+    for label, row in narrow.items():
+        assert row["cache_bytes"] == wide[label]["cache_bytes"]
+        assert row["tpot_s"] <= int8[label]["tpot_s"] <= wide[label]["tpot_s"]
+    few = min(narrow)
+    halved = 0.6 if "mixtral" in source else 0.75
+    assert narrow[few]["tpot_s"] < halved * wide[few]["tpot_s"]
+
+
 def test_figures_add_up_and_the_cache_is_what_a_hand_counts() -> None:
     """Two layers of 4 heads of 16 features, keys and values, 32 tokens of 16 sequences in bf16; cut
     into replicas x heads."""
