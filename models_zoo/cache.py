@@ -65,6 +65,15 @@ class Cache:
         near = s.op("Greater", self._key, s.op("Sub", self._query, s.i64(window)))
         return s.op("And", self.allowed, s.op("Unsqueeze", near, s.ints(0, 1)))
 
+    def in_chunk(self, chunk: int) -> str:
+        """`allowed`, of a token's own chunk of so many alone; counted from the first real token."""
+        s = self.net.root.at("mask")
+        so_far = s.op("Sub", s.op("CumSum", "attention_mask", s.i64(1)), s.i64(1))
+        keys, rows = (s.op("Div", x, s.i64(chunk)) for x in (so_far, self.position))
+        rows, keys = (s.op("Unsqueeze", rows, s.ints(1, 3)), s.op("Unsqueeze", keys, s.ints(1, 2)))
+        same = s.op("Equal", rows, keys)
+        return s.op("And", self.allowed, same)
+
     def extend(self, s: Scope, k: str, v: str, layer: int) -> tuple[str, str]:
         """What the layer keeps of its two parts so far with the new ones [batch, heads, sequence,
         features] behind them."""

@@ -64,7 +64,7 @@ class LlamaConfig:
 
     packed: positions of a sequence have the number of theirs (segment_ids), and see
     those of the same alone. cache: keys and values of earlier tokens are inputs
-    (models_zoo.cache); chunks are then left out: all of them are kept and read.
+    (models_zoo.cache).
     """
 
     layers: int
@@ -270,6 +270,7 @@ def _masks(s: Scope, net: Net, c: LlamaConfig, cache: Cache | None) -> dict[bool
     """Who sees whom; under True in layers with a window or chunks."""
     if cache:
         near = cache.within(c.window) if c.window else cache.allowed
+        near = cache.in_chunk(c.chunk) if c.chunk else near
         return {False: Masking(keys=cache.allowed), True: Masking(keys=near)}
     causal = causal_mask(s, c.seq) if c.decomposed or c.cap else ""
     segments = _segments(s, net, c) if c.packed else ""

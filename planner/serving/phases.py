@@ -21,7 +21,7 @@ from planner.serving.cached import Form, form_of, with_constants
 from planner.serving.latent import absorbed, latents
 from planner.serving.quantize import quantized
 from planner.serving.result import Service
-from planner.serving.rewrite import prompt_graph, sight, step_graph, unseen, with_cache_of
+from planner.serving.rewrite import Sight, prompt_graph, sight, step_graph, unseen, with_cache_of
 from planner.workload.model import Model, Workload
 
 Phase = Literal["prompts", "step"]
@@ -34,8 +34,8 @@ class PhaseModel(Model):
     phase: Phase = "prompts"
     service: Service = field(default_factory=lambda: Service(1, 1, 1))
     form: Form | None = None
-    sights: dict[int, dict[str, int]] = field(default_factory=dict)
-    """Tokens -> attention -> how many of so many it sees (`sight`), of all services."""
+    sights: dict[tuple[int, int], dict[str, int]] = field(default_factory=dict)
+    """(tokens, of them padding) -> attention -> how many it sees (`sight`), of all services."""
 
     @classmethod
     def of(cls, model: Model, phase: Phase, service: Service) -> PhaseModel:
@@ -96,35 +96,53 @@ class PhaseModel(Model):
         dims = {**graph.dims, "batch": self.rows}
         return replace(graph, name=self.name, dims=dims, notes=notes, unstacked=True)
 
-    def _windows(self, form: Form) -> dict[str, int]:
-        """Attention -> tokens that it sees in a step with a full cache, where these are not all.
-        Raises PlanError P221 where that depends on how many there are, as of chunks."""
+    def _windows(self, form: Form) -> dict[str, Sight]:
+        """Attention -> what it sees in a step with a full cache, where that is not all. Raises
+        PlanError P221 where it is neither the last tokens nor a chunk's."""
         total = self.service.length + 1
         seen = self._sight(form, total)
-        windows = {node: tokens for node, tokens in seen.items() if tokens < total}
-        if not windows:
+        fewer = {node: tokens for node, tokens in seen.items() if tokens < total}
+        if not fewer:
             return {}
         try:
-            before = self._sight(form, total - 1)
+            before, chunks = self._sight(form, total - 1), dict[int, int]()
+            found = {}
+            for node, tokens in fewer.items():
+                if before.get(node) == tokens:
+                    found[node] = Sight(tokens)
+                    continue
+                if tokens not in chunks:
+                    chunks[tokens] = self._chunk(form, node, total - tokens)
+                found[node] = Sight(chunks[tokens], by_chunks=True)
         except PlanError as e:  # masks of one length
-            raise unseen(self.name, next(iter(windows))) from e
-        for node, tokens in windows.items():
-            if before.get(node) != tokens:
-                raise unseen(self.name, node)
-        return windows
+            raise unseen(self.name, next(iter(fewer))) from e
+        return found
+
+    def _chunk(self, form: Form, node: str, start: int) -> int:
+        """Tokens of the chunks that an attention sees, of which one begins at `start`. Raises
+        PlanError P221 where what it sees does not begin anew with each, counted from the first
+        token that is no padding."""
+        total = self.service.length + 1
+        chunk = self._sight(form, start).get(node, 0) if start > 1 else 0
+        seen = {(t, pad): (t - pad - 1) % max(1, chunk) + 1 for t, pad in ((total, 0), (total, 1))}
+        seen |= {(t, 0): (t - 1) % max(1, chunk) + 1 for t in (total - 1, start, start + 1)}
+        if chunk < 2 or any(self._sight(form, *at).get(node) != n for at, n in seen.items()):
+            raise unseen(self.name, node)
+        return chunk
 
     def _absorbed(self, form: Form) -> frozenset[str]:
         """Weights that steps read otherwise than the pass over prompts does."""
         read = self._read(self.proto, 1, 2, form.pasts, batch=1)
         return absorbed(latents(read, frozenset(form.presents)))
 
-    def _sight(self, form: Form, total: int) -> dict[str, int]:
+    def _sight(self, form: Form, total: int, padding: int = 0) -> dict[str, int]:
         """`sight` of so many tokens. Sequences see their keys alike: one tells, where masks of all
         would take gigabytes."""
-        if total not in self.sights:
+        at = total, padding
+        if at not in self.sights:
             read = self._read(self.proto, 1, total, form.pasts, batch=1)
-            self.sights[total] = sight(read, form)
-        return self.sights[total]
+            self.sights[at] = sight(read, form, padding)
+        return self.sights[at]
 
     def _read(
         self, proto: Any, tokens: int, total: int, pasts: tuple[str, ...], batch: int = 0

@@ -35,7 +35,7 @@ from planner.ops import operator_of
 from planner.serving.cached import Form
 from planner.serving.quantize import as_stored, scales
 from planner.serving.result import Service
-from planner.serving.rewrite import window_input
+from planner.serving.rewrite import Sight, window_input
 from planner.sharding.layout import local_shape
 
 CACHE_TYPES = {"compute": "None", "fp8": "jnp.float8_e4m3fn"}
@@ -135,9 +135,13 @@ def emit_serving(
 def _windows(step: Graph, form: Form) -> str:
     """WINDOWS."""
     sizes = sorted({step.tensors[past].shape[2] for past in form.pasts})
-    rows = [(name, n) for n in sizes if (name := window_input(form, n)) in step.inputs]
-    table = ", ".join(f"{literal(name)}: {n}" for name, n in rows)
-    return f"WINDOWS = {{{table}}}  # inputs of a step: slots seen of caches of the last tokens\n"
+    every = [Sight(n, by_chunks) for n in sizes for by_chunks in (False, True)]
+    rows = [(name, s) for s in every if (name := window_input(form, s)) in step.inputs]
+    table = ", ".join(f"{literal(name)}: ({s.tokens}, {s.by_chunks})" for name, s in rows)
+    return (
+        f"WINDOWS = {{{table}}}  # inputs of a step: slots seen of caches of so many tokens, the"
+        " last or (True) a chunk's\n"
+    )
 
 
 def _vocabulary(step: Writer) -> int:

@@ -3,9 +3,9 @@
     step     Attention(q, Concat(past_k, k), Concat(past_v, v), mask)  ->  CachedAttention(q, k, v,
              past_k, past_v, mask of the past): nothing is copied, the new keys and values leave the
              graph as they are, and the caches are weights of the graph: stored, cut, and counted as
-             such. Where attention sees a sliding window of W tokens, its cache has room for W: a
-             token t lies in slot t mod W until token t + W takes its place, and the program says
-             which slots are seen
+             such. Where attention sees a sliding window of W tokens, or those of its own chunk of
+             W, its cache has room for W: a token t lies in slot t mod W until token t + W takes its
+             place, and the program says which slots are seen
     both     logits -> the token they are greatest at, of the last position alone: what acts on rows
              (the head, the last norm) is done for that one
 
@@ -16,7 +16,7 @@ not depend on the order of keys.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -37,17 +37,25 @@ def cache_label(past: str) -> str:
     return f"cache.{past.removeprefix('past_key_values.')}"
 
 
-def sight(graph: Graph, form: Form) -> dict[str, int]:
+@dataclass(frozen=True, order=True)
+class Sight:
+    """What an attention sees of earlier tokens: the last ones, `tokens` with the new one, or
+    (by_chunks) those of the new one's own chunk of so many."""
+
+    tokens: int
+    by_chunks: bool = False
+
+
+def sight(graph: Graph, form: Form, padding: int) -> dict[str, int]:
     """How many tokens, the new one among them, each attention of a step sees, which are the last
-    ones. graph: as read; its masks are computed for a mask of ones. Raises PlanError P221 where
-    they are others: keys would have to lie at their positions."""
-    known: dict[str, np.ndarray] = {
-        **graph.constants,
-        form.mask: np.ones(graph.tensors[form.mask].shape, np.int64),
-    }
+    ones. graph: as read; its masks are computed for a mask of ones behind so many zeros. Raises
+    PlanError P221 where they are others: keys would have to lie at their positions."""
+    real = np.ones(graph.tensors[form.mask].shape, np.int64)
+    real[..., :padding] = 0
+    known: dict[str, np.ndarray] = {**graph.constants, form.mask: real}
     if form.positions in graph.tensors:
         known[form.positions] = np.full(
-            graph.tensors[form.positions].shape, graph.tensors[form.mask].shape[-1] - 1
+            graph.tensors[form.positions].shape, real.shape[-1] - padding - 1
         )
     seen: dict[str, int] = {}
     for node in graph.nodes:
@@ -72,11 +80,12 @@ def _are_last(keys: np.ndarray, number: int) -> bool:
 
 
 def unseen(name: str, node: str) -> PlanError:
-    """P221 for attention that sees neither all tokens nor the last ones alone."""
+    """P221 for attention that sees others than all tokens, the last ones, or a chunk's."""
     return PlanError(
         "P221",
-        f"{name}: {node!r} sees neither every earlier token nor the last so many (chunks?)",
-        help=["a model whose attention is full, or has a sliding window"],
+        f"{name}: {node!r} sees neither every earlier token nor the last so many, nor those of its"
+        " own chunk, counted from the first",
+        help=["a model whose attention is full, or has a sliding window, or chunks"],
     )
 
 
@@ -87,9 +96,9 @@ def _values(node: Node, graph: Graph, known: Mapping[str, np.ndarray]) -> list[n
     return evaluate(node.op, node.attrs, [known[n] for n in node.inputs if n], types)
 
 
-def step_graph(graph: Graph, form: Form, windows: Mapping[str, int]) -> Graph:
-    """The graph of one step of generation. windows: attention -> tokens that it sees, where these
-    are fewer than the cache may have. Raises PlanError P221 where the cache is used in another way
+def step_graph(graph: Graph, form: Form, windows: Mapping[str, Sight]) -> Graph:
+    """The graph of one step of generation. windows: attention -> what it sees, where that is less
+    than the cache may have. Raises PlanError P221 where the cache is used in another way
     than attention's."""
     step = _Step(graph, form, windows)
     for node in graph.nodes:
@@ -97,7 +106,8 @@ def step_graph(graph: Graph, form: Form, windows: Mapping[str, int]) -> Graph:
     out, tensors, kept, joined = step.nodes, step.tensors, step.kept, step.joined
     for past in form.pasts:
         b, heads, length, width = tensors[past].shape
-        shape = (b, heads, kept.get(past) or length, width)
+        seen = kept.get(past)
+        shape = (b, heads, seen.tokens if seen else length, width)
         tensors[past] = replace(tensors[past], role="weight", shape=shape)
     outputs = (form.logits, *(joined[present][1] for present in form.presents))
     nodes = _read_by(out, outputs)
@@ -106,7 +116,7 @@ def step_graph(graph: Graph, form: Form, windows: Mapping[str, int]) -> Graph:
             raise _other(graph, used[0], node)
     read = {n for node in nodes for n in node.inputs}
     given = [n for n in graph.inputs if n not in form.pasts]
-    given += [window_input(form, w) for w in sorted(set(kept.values())) if w]
+    given += [window_input(form, w) for w in sorted({w for w in kept.values() if w})]
     made = replace(
         graph,
         nodes=nodes,
@@ -120,14 +130,14 @@ def step_graph(graph: Graph, form: Form, windows: Mapping[str, int]) -> Graph:
 
 
 class _Step:
-    """The nodes of a step, as they are taken one after the other. kept: cache -> its window, 0
-    where it has room for all tokens."""
+    """The nodes of a step, as they are taken one after the other. kept: cache -> what is seen of
+    it, None where it has room for all tokens."""
 
-    def __init__(self, graph: Graph, form: Form, windows: Mapping[str, int]) -> None:
+    def __init__(self, graph: Graph, form: Form, windows: Mapping[str, Sight]) -> None:
         self.graph, self.form, self.windows = graph, form, windows
         self.nodes: list[Node] = []
         self.tensors, self.joined = dict(graph.tensors), _joined(graph, form)
-        self.kept: dict[str, int] = {}
+        self.kept: dict[str, Sight | None] = {}
         self._masks: dict[str, str] = {}
         self._latents = latents(graph, frozenset(self.joined))
 
@@ -150,7 +160,7 @@ class _Step:
 
     def _mask(self, node: Node, pasts: tuple[str, str]) -> str:
         """The mask of an attention's cache."""
-        window = self.windows.get(node.id, 0)
+        window = self.windows.get(node.id)
         alike = {self.kept.setdefault(past, window) for past in pasts} == {window}
         masked = len(node.inputs) > 3 and node.inputs[3]
         if not masked or not alike or node.attrs.get("causal"):
@@ -158,7 +168,9 @@ class _Step:
         mask = window_input(self.form, window) if window else node.inputs[3]
         if mask not in self._masks:
             self._masks[mask] = (
-                _slots_seen(mask, window, self.nodes, self.tensors, self.tensors[self.form.mask])
+                _slots_seen(
+                    mask, window.tokens, self.nodes, self.tensors, self.tensors[self.form.mask]
+                )
                 if window
                 else _before_last(mask, self.nodes, self.tensors, pasts[0])
             )
@@ -184,9 +196,9 @@ def _joined(graph: Graph, form: Form) -> dict[str, tuple[str, str]]:
     return joined
 
 
-def window_input(form: Form, window: int) -> str:
-    """The input that says which slots of a cache of so many tokens are seen: 1, else 0."""
-    return f"{form.mask}/last {window}"
+def window_input(form: Form, seen: Sight) -> str:
+    """The input that says which slots of a cache are seen: 1, else 0."""
+    return f"{form.mask}/{'chunk of' if seen.by_chunks else 'last'} {seen.tokens}"
 
 
 def _slots_seen(

@@ -25,7 +25,7 @@ from planner.serving.continuous import BLOCK, Limits
 from planner.serving.joint import NO_TECHNIQUES, Joint, weight_pins
 from planner.serving.result import Serving
 from planner.serving.serve import reopened, serve
-from tests.serving.test_serving import emitted, generated, greedy, on_mesh, prompts
+from tests.serving.test_serving import emitted, generated, greedy, on_mesh, prompts, uncached
 
 TINY = "zoo:llama-tiny,cache=1,weights=inline,kv_heads=4,full_every=2"
 GEMMA = {
@@ -187,9 +187,58 @@ def test_a_plan_of_the_same_model_is_written_over(tmp_path: Path) -> None:
     assert main(["zoo:gpt-tiny", *command[1:]]) == 2
 
 
-def test_chunks_are_no_window() -> None:
-    """A mask by chunks of four shows fewer keys after a token more: which a cache would keep is not
-    said by how many are seen."""
+@pytest.mark.parametrize(
+    "chunk", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 5, 11, 13))]
+)
+def test_chunks_generate_what_onnxruntime_does(chunk: int, tmp_path: Path) -> None:
+    """Chunks that end within the prompt, with it, and behind; every second layer sees all. One
+    prompt is shorter, and its chunks are counted from its own first token."""
+    source = f"{TINY},chunk={chunk}"
+    made, ids = on_mesh(source, 2, 4), prompts(4, 8)
+    assert tokens_of_caches(made) == {chunk, 14}
+    model = models_zoo.build(source)
+    assert (
+        generated(tmp_path, emitted(tmp_path, source, made), ids) == greedy(model, ids, 6)
+    ).all()
+    ids = np.random.default_rng(2).integers(1, 500, (4, 8))
+    assert (greedy(model, ids, 6) == uncached(source.replace(",cache=1", ""), ids, 6)).all()
+
+
+LLAMA4 = {
+    "model_type": "llama4_text",
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "attention_chunk_size": 5,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "vocab_size": 512,
+    "no_rope_layers": [1, 1, 1, 0],
+}
+
+
+@pytest.mark.slow
+def test_llama_4_keeps_its_chunks(tmp_path: Path) -> None:
+    """Three of four layers keep five tokens."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA4))
+    assert tokens_of_caches(serve(path, prompt=8, generate=6, concurrency=4, devices=2)) == {5, 14}
+    onnx.save(from_config(path, {"cache": "1", "weights": "inline"}), tmp_path / "model.onnx")
+    source = str(tmp_path / "model.onnx")
+    made, ids = on_mesh(source, 2, 4), prompts(4, 8)
+    assert (
+        generated(tmp_path, emitted(tmp_path, source, made), ids)
+        == greedy(onnx.load(source), ids, 6)
+    ).all()
+
+
+def test_chunks_of_slots_are_refused() -> None:
+    """A mask by chunks of four that are counted from the first slot of a cache, be it a token or
+    padding: sequences of several lengths would have to lie elsewhere."""
     model = models_zoo.build("zoo:llama-tiny,cache=1,window=4")
     subtract = next(n for n in model.graph.node if n.op_type == "Sub" and "mask" in n.name)
     four = subtract.input[1]
@@ -204,15 +253,17 @@ def test_chunks_are_no_window() -> None:
     for k, node in enumerate(made):
         model.graph.node.insert(at + k, node)
     subtract.input[0], subtract.input[1] = "start", "one"
-    with pytest.raises(PlanError, match="chunks") as e:
+    with pytest.raises(PlanError, match="nor those of its own chunk") as e:
         serve(model, prompt=8, generate=6, concurrency=4, devices=4)
     assert e.value.code == "P221"
 
 
-@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 12), st.integers(0, 11))
+@given(
+    st.integers(1, 12), st.integers(1, 12), st.integers(1, 12), st.integers(0, 11), st.booleans()
+)
 @settings(max_examples=60, deadline=None)
-def test_slots_hold_the_tokens_of_the_window(
-    size: int, prompt: int, generate: int, padding: int
+def test_slots_hold_the_tokens_that_are_seen(
+    size: int, prompt: int, generate: int, padding: int, by_chunks: bool
 ) -> None:
     """Tokens are their numbers: what a prompt leaves in the slots, then one by one."""
     padding = min(padding, prompt - 1)
@@ -223,9 +274,10 @@ def test_slots_hold_the_tokens_of_the_window(
     slots = np.full(size, -1.0)
     slots[: laid.shape[2]] = laid[0, 0, :size, 0]
     for token in range(prompt, prompt + generate):
-        seen = np.asarray(runtime.seen_slots(size, token, np.array([[padding]])))[0]
-        wanted = set(range(max(padding, token - size + 1), token))
-        assert {int(t) for t, s in zip(slots, seen, strict=True) if s} == wanted
+        seen = np.asarray(runtime.seen_slots(size, token, np.array([[padding]]), by_chunks))[0]
+        of_chunk = padding + (token - padding) // size * size
+        first = of_chunk if by_chunks else max(padding, token - size + 1)
+        assert {int(t) for t, s in zip(slots, seen, strict=True) if s} == set(range(first, token))
         slots[token % size] = token
 
 

@@ -67,8 +67,8 @@ and by programs that generate, whose two phases are `prompts` and `step`:
     ROWS, WAVE        sequences in all, and whose prompts are passed at once
     VOCABULARY        tokens that there are
     IDS, MASK, POSITIONS   inputs: token ids, which tokens are real, where they stand
-    WINDOWS           inputs of a step that say which slots of a cache are seen that keeps the last
-                      tokens alone -> how many
+    WINDOWS           inputs of a step that say which slots of a cache are seen that keeps some
+                      tokens alone -> how many, and whether a chunk's instead of the last
     PROMPTS_INPUTS, STEP_INPUTS, PROMPTS_OUTPUT_SPECS, STEP_OUTPUT_SPECS   as INPUTS and
         OUTPUT_SPECS
     CACHE             the caches of keys and values, as FROZEN; the last dims are heads, positions,
@@ -117,7 +117,7 @@ OFFLOADED: set[str] = set()
 OUTPUT_SPECS: tuple[Any, ...] = ()
 PROMPT = GENERATE = VOCABULARY = ROWS = WAVE = 1
 IDS = MASK = POSITIONS = ""
-WINDOWS: dict[str, int] = {}
+WINDOWS: dict[str, tuple[int, bool]] = {}
 PROMPTS_INPUTS: dict[str, tuple[Any, ...]] = {}
 STEP_INPUTS: dict[str, tuple[Any, ...]] = {}
 PROMPTS_OUTPUT_SPECS: tuple[Any, ...] = ()

@@ -122,11 +122,13 @@ def in_slots(new, size):
     return jnp.roll(new[:, :, PROMPT - size : PROMPT], PROMPT % size, axis=2)
 
 
-def seen_slots(size, at, first):
+def seen_slots(size, at, first, by_chunks=False):
     """Which slots of a cache of `size` tokens the token `at` sees, 1 or 0 [sequences, size], where
-    it sees as many, itself among them; first: the first real token of each [sequences, 1]."""
+    it sees as many, itself among them, or those of its own chunk of so many; first: the first real
+    token of each [sequences, 1]."""
     token = at - 1 - (at - 1 - jnp.arange(size)[None, :]) % size  # the last before `at` in a slot
-    return ((token >= first) & (token > at - size)).astype(jnp.int32)
+    begin = at - (at - first) % size if by_chunks else at - size + 1
+    return ((token >= first) & (token >= begin)).astype(jnp.int32)
 
 
 def make_prefill(mesh):
@@ -192,7 +194,7 @@ def make_generate(mesh):
             mask = jnp.where((at >= PROMPT) & (at < PROMPT + made - 1), 1, filled)
             at_token, first = PROMPT + made - 1, PROMPT - lengths
             batch = {
-                **{key: seen_slots(n, at_token, first) for key, n in WINDOWS.items()},
+                **{key: seen_slots(n, at_token, first, by) for key, (n, by) in WINDOWS.items()},
                 IDS: token,
                 MASK: jnp.pad(mask, [(0, 0), (0, 1)], constant_values=1),
                 POSITIONS: lengths + made - 1,
