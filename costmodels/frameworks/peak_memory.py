@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from costmodels.capacity import Breakdown
-from costmodels.frameworks.step_time import AFTER, BEFORE, BLOCKS, DUALPIPE
+from costmodels.frameworks.step_time import AFTER, BEFORE, BLOCKS, DUALPIPE, GPIPE
 from costmodels.runtimes import Kernels, Runtime
 
 
@@ -60,10 +60,14 @@ class FrameworkMemory:
     overlapped: bool = False
 
 
-def in_flight(stage: int, stages: int, microbatches: int, virtual: int) -> float:
+def in_flight(
+    stage: int, stages: int, microbatches: int, virtual: int, schedule: str = "1f1b"
+) -> float:
     """Microbatches, counted by all blocks of a stage, whose backward pass is to come: p - s of
     stage s of p under 1F1B; with v virtual stages each (interleaved 1F1B) it starts 2 (p - 1 - s) +
-    (v - 1) p + 1 passes of a virtual stage before the first comes back."""
+    (v - 1) p + 1 passes of a virtual stage before the first comes back. All under GPipe."""
+    if schedule == GPIPE and stages > 1:
+        return microbatches
     if virtual == 1:
         return min(microbatches, stages - stage)
     started = 2 * (stages - 1 - stage) + (virtual - 1) * stages + 1
@@ -149,7 +153,7 @@ def _stage(
     stages = len(memory.stage_blocks)
     last, slack = stages - 1, 1 + runtime.memory_slack
     held = (s, last - s) if memory.schedule == DUALPIPE else (s,)
-    flight = in_flight(s, stages, memory.microbatches, runtime.interleave)
+    flight = in_flight(s, stages, memory.microbatches, runtime.interleave, memory.schedule)
     flight = flight if len(held) == 1 else min(memory.microbatches, stages + 1) / len(held)
     if memory.overlapped:
         flight += beside_more(memory.stage_blocks[s], stages, runtime.interleave)

@@ -35,6 +35,8 @@ Axes = tuple[str, ...]
 DUALPIPE = "dualpipe"
 """The schedule under which exchanges of experts' rows of one microbatch run beside kernels of
 another."""
+GPIPE = "gpipe"
+"""The schedule under which all microbatches run forward before the first runs backward."""
 SUMS = ("all-reduce", "reduce-scatter")
 """Collectives that add up what devices have."""
 

@@ -10,7 +10,7 @@ uneven stages, and all others, are read by the modules behind; here it is chosen
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from math import prod
 
@@ -46,7 +46,19 @@ def collectives(
 def dot_flops(flow: Flow, blocks: Iterable[RepeatedBlock] = (), *, again: bool = True) -> int:
     """2MNK of every product per device and step: forward and backward. again: as compiled, with
     what kernels and blocks in `runs` compute again and without what is multiplied."""
-    found = flops_by_index(flow, blocks, again=again).values()
+    return _summed(flops_by_index(flow, blocks, again=again))
+
+
+def dot_flops_of_own_parts(flow: Flow) -> int:
+    """As `dot_flops`, without what is computed again, as frameworks run a plan: a pipeline stage
+    does its own part alone and waits where it has no microbatch. The mean over stages."""
+    if pipeline := pipeline_of(flow.graph, flow.plan):
+        return _summed(even_flops.flops_of_own_parts(flow, pipeline.stages))
+    return dot_flops(flow, again=False)
+
+
+def _summed(by_index: Mapping[int, Fraction]) -> int:
+    found = by_index.values()
     alike, times = {id(f): f for f in found}, Counter(map(id, found))  # of repeats one term
     return int(sum((alike[key] * n for key, n in times.items()), Fraction(0)))
 

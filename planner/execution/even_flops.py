@@ -47,6 +47,16 @@ def flops_by_index(
     return result
 
 
+def flops_of_own_parts(flow: Flow, stages: int) -> dict[int, Fraction]:
+    """2MNK per node and step where each pipeline stage runs its own part alone, and nothing in
+    bubbles: the mean over stages, without what is computed again."""
+    once, known = _Dots(flow, False).of_one_pass(None), dict[int, Fraction]()
+    for f in once.values():
+        if id(f) not in known:
+            known[id(f)] = f * flow.plan.microbatches / stages
+    return {i: known[id(f)] for i, f in once.items() if f}
+
+
 class _Dots:
     """The dots of a flow's nodes. again: with what kernels compute again in the backward pass, and
     without what compilers multiply. Nodes that share a rule and a split share their dots and sums,

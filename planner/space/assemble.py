@@ -511,7 +511,9 @@ def _stage_shares(space: Space, techniques: Techniques) -> _StageShares | None:
             # Each stage runs and holds its own part alone, and the first, which has the most
             # microbatches in flight, nothing of what follows the blocks.
             copies = [0.0] * len(copies)
-            waiting = in_flight(0, pipeline.stages, micro, pipeline.virtual_stages)
+            waiting = in_flight(
+                0, pipeline.stages, micro, pipeline.virtual_stages, techniques.schedule
+            )
             waiting += techniques.schedule == DUALPIPE
             layers_before = share_outside(space) < 1
             saved = [

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import planner
 from benchmarks.published_runs import main, outcomes, prepare_all
 from benchmarks.published_scores import (
     Outcome,
@@ -154,6 +155,27 @@ def test_chunks_in_flight() -> None:
         2.5,
     ]  # 2 (p - 1 - s) + (v - 1) p + 1 chunks of half a stage
     assert in_flight(0, 4, 4, 2) == 4
+    assert [in_flight(s, 4, 12, 1, "gpipe") for s in range(4)] == [12] * 4
+    assert in_flight(0, 1, 12, 1, "gpipe") == 1  # without stages each runs back at once
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved,virtual=2"])
+def test_stages_of_frameworks_do_their_own_part_alone(schedule: str) -> None:
+    """Nothing is multiplied in bubbles, and under GPipe all microbatches wait for their backward
+    pass."""
+    plans = {
+        s: planner.plan(
+            "zoo:gpt-tiny,layers=4",
+            devices=8,
+            batch=32,
+            runtime="megatron",
+            pins=f"pp=2,dp=4,micro=8,recompute=none,schedule={s}",
+        ).cost
+        for s in {schedule, "1f1b"}
+    }
+    assert plans[schedule].distinct_work == pytest.approx(1)
+    saved, least = (plans[s].memory_breakdown_bytes["activations"] for s in (schedule, "1f1b"))
+    assert saved > 3 * least if schedule == "gpipe" else saved < 2 * least
 
 
 def test_rows_are_read_with_what_their_framework_keeps() -> None:

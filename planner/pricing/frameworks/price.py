@@ -50,7 +50,7 @@ def price_with_work(
     uses = merged_uses(flow, runs, pricer)
     work = work_of(base, flow, runs, uses, stages, pricer)
     memory, step = memory_of(base, flow, stages, pricer), step_seconds(work, pricer)
-    flops = collectives.dot_flops(flow, again=False)
+    flops = collectives.dot_flops_of_own_parts(flow)
     distinct = (
         float(base.model_flops * work.microbatches / (flops * max(plan.devices, 1)))
         if flops
