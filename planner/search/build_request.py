@@ -185,6 +185,13 @@ def _choose(step: StepOptions, search: SearchOptions) -> None:
             " program that is written here has gradients in float32 beside bfloat16 weights",
             help=[f"--precision {own}", "--runtime megatron, or --for megatron"],
         )
+    if step.workload == "train" and not load_recipe(step.precision).gradient_bytes:
+        raise PlanError(
+            "P024",
+            f"--precision {step.precision} and --workload train contradict each other: nothing is"
+            " trained in integers",
+            help=["--workload infer", f"--precision {recipe_names()[0]}"],
+        )
     choose("solver", search.solver, tuple(SOLVERS))
     choose("mode", search.mode, MODE_NAMES)
     choose("objective", search.objective, ("step", "memory"))

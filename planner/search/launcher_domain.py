@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
+from planner.machine.mesh_choices import divisors
 from planner.machine.topology import Mesh
 from planner.ops import operator_of
 from planner.pins.launcher_space import ends
@@ -23,9 +24,10 @@ def replicas(mesh: Mesh) -> int:
 def sayable(
     found: tuple[Mesh, ...], model: Model, request: Request, base: GraphFacts
 ) -> tuple[Mesh, ...]:
-    """Of meshes of a launcher's degrees those with whole rows on every replica, stages that it can
-    say, experts where there are some, and pieces of a row of equal length. Raises PlanError P035
-    where no batch is whole on them, P068 where no stages are."""
+    """Of meshes of a launcher's degrees those with whole rows on every replica, in every microbatch
+    where their number is pinned, stages that it can say, experts where there are some, and pieces
+    of a row of equal length. Raises PlanError P035 where no batch is whole on them, P068 where no
+    stages are."""
     launcher, training = request.launcher, model.workload.kind == "train"
     assert launcher is not None
     blocks = base.dealt[0][2] if training and base.dealt else 0
@@ -77,5 +79,33 @@ def sayable(
             f"batch {model.batch} does not divide over the replicas of any mesh that"
             f" {launcher.name} has for {n} devices",
             help=[f"--batch {n}, or another multiple of the replicas"],
+        )
+    return _with_pinned_microbatches(kept, model, request)
+
+
+def _with_pinned_microbatches(
+    found: tuple[Mesh, ...], model: Model, request: Request
+) -> tuple[Mesh, ...]:
+    """Of meshes those with whole rows on every replica in each of the pinned microbatches. Raises
+    PlanError P035 where there are none."""
+    launcher, pinned = request.launcher, request.pins.techniques.get("microbatches")
+    assert launcher is not None
+    if not pinned or model.workload.kind != "train" or model.batch % int(pinned):
+        return found
+
+    def possible(mesh: Mesh, offered: tuple[int, ...]) -> tuple[int, ...]:
+        return launcher.microbatches(offered, model.batch // replicas(mesh), mesh.stages)
+
+    kept = tuple(m for m in found if possible(m, (int(pinned),)))
+    if found and not kept:
+        fewer = {n for m in found for n in possible(m, tuple(divisors(model.batch)))}
+        near = max((n for n in fewer if n < int(pinned)), default=min(fewer, default=0))
+        rounds = " that go through its stages in whole rounds" if launcher.whole_rounds else ""
+        raise PlanError(
+            "P035",
+            f"batch {model.batch} has no {pinned} microbatches of whole rows on every"
+            f" replica{rounds}, on any mesh that {launcher.name} has for"
+            f" {request.topology.devices} devices under these pins",
+            help=[f"micro={near}"] if near else ["pin other degrees"],
         )
     return kept

@@ -570,6 +570,13 @@ def test_a_loss_that_is_not_a_number_is_said_once(
     assert sorted(int(p.name) for p in (tmp_path / "ck").iterdir()) == list(range(1, first + 1))
 
 
+def test_integers_are_not_trained() -> None:
+    """A plan of weights of a byte without gradients was made."""
+    with pytest.raises(PlanError) as e:
+        planner.plan(MLP, devices=8, precision="int8-weights")
+    assert e.value.code == "P024" and e.value.help[0] == "--workload infer"
+
+
 def test_the_error_for_a_precision_has_its_code() -> None:
     strategy = plan(MLP, "dp=8")
     with pytest.raises(PlanError) as e:

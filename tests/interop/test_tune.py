@@ -172,6 +172,24 @@ def test_sums_that_megatron_hides_are_in_no_bound() -> None:
 
 
 @pytest.mark.parametrize(
+    ("launcher", "pins", "less"), [("megatron", "ep=8,micro=8", 4), ("maxtext", "pp=4,micro=2", 4)]
+)
+def test_pinned_microbatches_of_a_launcher_are_whole_rows(
+    launcher: str, pins: str, less: int
+) -> None:
+    """32 rows on eight replicas are four microbatches of a row each, not eight of half a row."""
+    model = LLAMA if launcher == "maxtext" else "zoo:mixtral-tiny,layers=4,experts=8"
+    options = {"devices": 8, "hardware": "a100-80gb", "batch": 32, "baselines": False}
+    with pytest.raises(PlanError) as e:
+        planner.plan(model, launcher=launcher, pins=pins, **options)
+    assert e.value.code == "P035" and e.value.help == [f"micro={less}"]
+    fewer = pins.rpartition("=")[0] + f"={less}"
+    made = planner.plan(model, launcher=launcher, pins=fewer, **options)
+    rows = hand_over(made, model, launcher).rows
+    assert not any("microbatches" in row.reason for row in rows)
+
+
+@pytest.mark.parametrize(
     ("launcher", "pins", "why"),
     [
         ("hf", "pp=2", "has no such degree"),

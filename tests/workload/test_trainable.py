@@ -512,3 +512,22 @@ def test_a_number_that_trains_is_written_without_dims(tmp_path: Path) -> None:
     raw = (tmp_path / "m.safetensors").read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
     assert {name: row["shape"] for name, row in header.items()} == {"wq": [8, 8], "logit_scale": []}
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("q_proj", "*.q_proj.weight"),
+        ("*_proj", "*_proj.weight"),
+        ("layers.0.*", "*.layers.0.*"),
+        ("qproj", "*.q_proj.weight"),
+        ("model.layer.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+    ],
+)
+def test_a_glob_of_no_parameter_is_answered_by_one_that_matches(typed: str, meant: str) -> None:
+    """For 'q_proj' 'q_proj' was offered."""
+    graph = open_model("zoo:llama-tiny", 1).plain
+    with pytest.raises(PlanError, match="P036") as e:
+        choose(graph, trainable=[typed])
+    assert e.value.help == [f"did you mean {meant!r}?"]
+    assert trained(choose(graph, trainable=[meant]))
