@@ -182,7 +182,7 @@ def test_pinned_microbatches_of_a_launcher_are_whole_rows(
     options = {"devices": 8, "hardware": "a100-80gb", "batch": 32, "baselines": False}
     with pytest.raises(PlanError) as e:
         planner.plan(model, launcher=launcher, pins=pins, **options)
-    assert e.value.code == "P035" and e.value.help == [f"micro={less}"]
+    assert e.value.code == "P035" and e.value.help == (f"micro={less}",)
     fewer = pins.rpartition("=")[0] + f"={less}"
     made = planner.plan(model, launcher=launcher, pins=fewer, **options)
     rows = hand_over(made, model, launcher).rows

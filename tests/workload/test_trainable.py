@@ -529,5 +529,5 @@ def test_a_glob_of_no_parameter_is_answered_by_one_that_matches(typed: str, mean
     graph = open_model("zoo:llama-tiny", 1).plain
     with pytest.raises(PlanError, match="P036") as e:
         choose(graph, trainable=[typed])
-    assert e.value.help == [f"did you mean {meant!r}?"]
+    assert e.value.help == (f"did you mean {meant!r}?",)
     assert trained(choose(graph, trainable=[meant]))
