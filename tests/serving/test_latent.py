@@ -115,6 +115,36 @@ def test_replicas_share_experts(replicas: int, split: int, label: str, tmp_path:
     assert generates(TINY, made, tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [8, 8192])
+def test_rows_travel_to_their_experts(at_once: int, tmp_path: Path) -> None:
+    """Pinned, in both phases, prompts in two passes and in one."""
+    made = serve(TINY, prompt=8, generate=6, concurrency=8, devices=8, prefill_tokens=at_once)
+    models, mesh = reopened(made, TINY), {"expert": (4,), "tensor": (2,)}
+    request = make_request(
+        devices=8, hardware=None, topology=None, workload="infer", baselines=False
+    )
+    joint = Joint(models[0], models[1], request, prefill_tokens=at_once)
+    own = {"*/self_attn/Attention": {"split": {"b": ["expert"]}}}
+    sent = {"split": {"expert-b": ["expert"]}}
+    step = joint.solve(models[1], Pins(mesh, NO_TECHNIQUES, nodes={**own, "*/routedexperts": sent}))
+    assert step is not None and step.best is not None
+    passed = joint.prompts(4)
+    weights = weight_pins(step.base, step.best.plan, passed.graph(1))
+    nodes = {**own, "*/mlp/ReduceSum_4": sent, **weights}
+    first = joint.solve(passed, Pins(mesh, NO_TECHNIQUES, nodes=nodes))
+    assert first is not None
+    pair = joint.price("pinned", first, step, 4, 2)
+    assert pair is not None and pair.wave == (4 if at_once == 8 else 8)
+    made = replace(
+        made,
+        figures=pair.figures(),
+        prompts=compose(passed, request, first, {}, ()),
+        step=compose(models[1], request, step, {}, ()),
+    )
+    assert generates(TINY, made, tmp_path)
+
+
 def test_tokens_are_those_of_the_model_without_a_cache(tmp_path: Path) -> None:
     made = serve(TINY, prompt=8, generate=6, concurrency=8, devices=8)
     ids = np.random.default_rng(2).integers(1, 500, (8, 8))
