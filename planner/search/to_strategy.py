@@ -86,7 +86,7 @@ def compose(
                 *unfused(kernels, costs, nodes, best.plan.microbatches),
                 *unsure(range_of(request, base, model, best.plan)),
                 *found.findings,
-                *too_fast(request, best.cost),
+                *too_fast(request, best.cost, base),
             )
         )
     )

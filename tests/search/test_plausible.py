@@ -4,16 +4,19 @@ nodes ragged, speeds above all that was published."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import planner
 from costmodels import device_names
+from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.pins.pins import Pins
+from planner.pricing.cost import Cost
 from planner.search.build_request import make_request
-from planner.search.plausible import published, ragged, too_fast
+from planner.search.plausible import hidden_work, published, ragged, too_fast
 from planner.search.search import Search
 from planner.workload.model import Model, Workload
 
@@ -97,11 +100,11 @@ def test_a_speed_above_all_that_was_published_carries_a_mark() -> None:
     ).run()
     assert found.best is not None
     request, cost = make_request(devices=8, hardware="tpu-v5p", topology=None), found.best.cost
-    assert too_fast(request, cost) == ()
+    assert too_fast(request, cost, found.base) == ()
     work = cost.flops_per_device * cost.distinct_work / request.topology.peak("bfloat16")
     best = published()["tpu-v5p"]["mfu"]
-    assert too_fast(request, replace(cost, step_time_s=1.01 * work / best)) == ()
-    (said,) = too_fast(request, replace(cost, step_time_s=0.99 * work / best))
+    assert too_fast(request, replace(cost, step_time_s=1.01 * work / best), found.base) == ()
+    (said,) = too_fast(request, replace(cost, step_time_s=0.9 * work / best), found.base)
     assert (
         said.kind == "published"
         and f"{100 * best:.1f} %" in said
@@ -111,13 +114,43 @@ def test_a_speed_above_all_that_was_published_carries_a_mark() -> None:
         too_fast(
             make_request(devices=8, hardware="tpu-v5p", topology=None, precision="fp32"),
             replace(cost, step_time_s=1e-12),
+            found.base,
         )
         == ()
     )
 
 
+def test_long_sequences_are_not_faster_than_runs_of_short_ones() -> None:
+    """At 131,072 tokens three quarters of the counted work are attention's, and half of that is
+    hidden by the causal mask."""
+    request = make_request(devices=64, hardware="h100-sxm", topology=None)
+    facts = {
+        seq: GraphFacts.of(
+            Model.open(f"zoo:llama3-8b,layers=4,seq={seq}", Workload(batch=64), 64).graph(1),
+            training=True,
+        )
+        for seq in (2048, 131072)
+    }
+    layers, width, head = 4, 4096, 4096 * 128256
+    blocks = layers * (2 * width * width * 1.25 + 3 * width * 14336)
+    for seq, base in facts.items():
+        attention = 12 * layers * width * seq
+        share = attention / (attention + 6 * (blocks + head))
+        assert hidden_work(base) == pytest.approx(share * (seq - 1) / seq / 2, rel=1e-3)
+    work = 1e15
+    cost = SimpleNamespace(
+        flops_per_device=work,
+        distinct_work=1.0,
+        step_time_s=work / 0.7 / request.topology.peak("bfloat16"),
+    )
+    said = {seq: too_fast(request, cast(Cost, cost), base)[0] for seq, base in facts.items()}
+    assert "expect a longer step" in said[2048]
+    assert "MFU 70.0 % counts pairs" in said[131072] and "59.6 %" in said[131072]
+
+
 def test_published_figures_are_of_devices_that_ship_with_their_sources() -> None:
     assert set(published()) <= set(device_names())
     assert all(
-        0.3 < row["mfu"] < 0.8 and row["run"] and row["source"] for row in published().values()
+        0.3 < row["mfu"] < 0.8 and 0 < row["hidden"] < 0.5 and row["run"] and row["source"]
+        for row in published().values()
     )
