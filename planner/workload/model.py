@@ -130,6 +130,23 @@ class Workload:
         return {"routing": known} if known else {}
 
 
+def _no_options(spec: str, proto: Any, dims: Mapping[str, int]) -> None:
+    """Raises PlanError P141 for dims that the spec has as options."""
+    from models_zoo import find
+    from models_zoo.spec import options
+
+    symbols = {d.dim_param for i in proto.graph.input for d in i.type.tensor_type.shape.dim}
+    for name, n in dims.items():
+        if name not in symbols and name in options(find(spec)[0].config_type):
+            others = [part for part in spec.split(",") if part.partition("=")[0] != name]
+            raise PlanError(
+                "P141",
+                f"no input of the model has a dim named {name!r}: the zoo writes it with a fixed"
+                " one",
+                help=[",".join([*others, f"{name}={n}"])],
+            )
+
+
 @dataclass
 class Model:
     """A model to plan; graphs are cached per number of microbatches."""
@@ -143,6 +160,8 @@ class Model:
     """Dims of the workload that the model was built with: the graph has no symbols for them."""
     said: tuple[str, ...] = ()
     """Lengths that nobody gave, for the assumptions."""
+    written: bool = False
+    """Whether the zoo writes it, of a spec or a config.json: nothing was exported."""
     _graphs: dict[int, Graph] = field(default_factory=dict)
     _plain: Graph | None = None
     _sketches: dict[int, Graph] = field(default_factory=dict)
@@ -160,7 +179,9 @@ class Model:
         if text.startswith("zoo:"):
             import models_zoo
 
-            return cls(text, workload, devices, None, models_zoo.build(text))
+            proto = models_zoo.build(text)
+            _no_options(text, proto, workload.dims)
+            return cls(text, workload, devices, None, proto, written=True)
         path = Path(text)
         if ".json" in path.name:
             from models_zoo.hf_config import CACHE, split_config, with_lengths
@@ -180,6 +201,7 @@ class Model:
                     proto,
                     lengths=frozenset(taken),
                     said=said,
+                    written=True,
                 )
 
         return cls(path.name, workload, devices, path.parent, load(path))
@@ -219,14 +241,8 @@ class Model:
         w = self.workload
         graph = with_routing(graph, w.imbalance, w.capacity)
         graph = choose(graph, trainable=w.trainable, freeze=w.freeze, tie=w.tie, lora=w.lora)
-        # Nothing trains in inference, and a model of the zoo parts what its family parts.
-        idle = (
-            TRAINING
-            if w.kind == "infer"
-            else {"tie"}
-            if self.name.startswith("zoo:")
-            else frozenset()
-        )
+        # Nothing trains in inference, and a model that the zoo writes parts what its family parts.
+        idle = TRAINING if w.kind == "infer" else {"tie"} if self.written else frozenset()
         graph = replace(
             graph, notes=tuple(n for n in graph.notes if getattr(n, "kind", "") not in idle)
         )

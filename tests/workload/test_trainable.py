@@ -531,3 +531,27 @@ def test_a_glob_of_no_parameter_is_answered_by_one_that_matches(typed: str, mean
         choose(graph, trainable=[typed])
     assert e.value.help == (f"did you mean {meant!r}?",)
     assert trained(choose(graph, trainable=[meant]))
+
+
+def test_an_option_of_a_spec_that_is_given_as_a_dim_is_answered_by_the_spec() -> None:
+    with pytest.raises(PlanError, match="P141") as e:
+        open_model("zoo:llama-tiny,seq=64,layers=2", 1, dims={"seq": 128})
+    assert e.value.help == ("zoo:llama-tiny,layers=2,seq=128",)
+    assert open_model(*e.value.help, 1).plain
+
+
+def test_a_model_that_the_zoo_writes_has_lost_no_tie_in_an_export(tmp_path: Path) -> None:
+    """config.json says that head and embedding are apart; a finding called that perhaps an
+    accident of its export."""
+    fields = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 256,
+        "tie_word_embeddings": False,
+    }
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(fields))
+    assert not any("tied" in str(n) for n in open_model(config, 1, dims={"seq": 32}).plain.notes)
