@@ -26,9 +26,10 @@ LEFT_OUT = {
     r"\b(MODEL|DIR|DIR2|FILE|path/to)\b": "a placeholder",
     r"--(target|confirm) (gpu|tpu)": "compilers that are not installed (tests/verify/test_targets.py)",
     r"--nnodes|--hostfile": "several machines (tests/launch/test_launch.py)",
-    r"plan calibrate -o mine.toml +(measure|--node-size|$)|calibrate .*--node-size": (
+    r"plan calibrate -o mine\.toml( +measure|$)|calibrate .*--node-size": (
         "a minute and a half of measuring (tests/calibrate/test_calibrate.py)"
     ),
+    r"calibrate --runs": "runs of a cluster (tests/calibrate/test_calibrate_runs.py)",
     r"--local 2 --slots 4 -- --checkpoints": (
         "plans that the page makes for a cluster (tests/launch/test_elastic.py)"
     ),
@@ -83,6 +84,9 @@ STAND_INS: dict[str, dict[str, Callable[[Path], None]]] = {
         "model.plan.json": _planned(*TINY, "--pin", "dp=4,tp=2"),
         "mine.yaml": _text(MEGATRON),
         "train.sh": _text(SCRIPT),
+    },
+    "calibrate.md": {
+        "node.plan.json": _planned("zoo:llama3-8b", "--devices", "8", "--batch", "16")
     },
     "emit.md": {"model.plan.json": _planned(*TINY)},
     "exporting.md": {"model.plan.json": _planned(*TINY)},
@@ -142,7 +146,11 @@ def walk(page: Path, folder: Path, long: bool) -> int:
         answer = _typed(
             [
                 *shlex.split(command),
-                *(("--force",) if re.match(r"plan (\S+\.onnx|zoo:|emit)", command) else ()),
+                *(
+                    ("--force",)
+                    if re.match(r"plan (\S+\.onnx|zoo:|emit|calibrate)", command)
+                    else ()
+                ),
             ],
             folder,
         )
