@@ -32,7 +32,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -42,6 +42,7 @@ from costmodels.hardware.intake import exists, read_toml
 from planner.errors import PlanError, did_you_mean
 from planner.execution.save_policies import is_named
 from planner.execution.techniques import BY_NAME, TENSOR
+from planner.graph.ir import Graph, Node
 from planner.machine.mesh_choices import divisors
 from planner.pins.conflicts import check, placement
 from planner.pins.dialects import AXES as SPOKEN_AXES
@@ -205,9 +206,7 @@ class Pins:
         out: dict[int, tuple[Split, ...]] = {}
         by: dict[int, str] = {}  # class -> the pin that decided it so far
         for glob, table in self.nodes.items():
-            hits = [i for i, node in enumerate(graph.nodes) if node.id == glob] or [
-                i for i, node in enumerate(graph.nodes) if _matches(glob, node, graph.labels)
-            ]
+            hits = _hits(graph, glob)
             if not hits:
                 known = [n.id for n in graph.nodes] + [n.scope for n in graph.nodes if n.scope]
                 raise PlanError(
@@ -335,7 +334,32 @@ def _weight_slot(glob: str, node: Any, base: GraphFacts) -> int | None:
     return next(named, None)
 
 
-def _matches(glob: str, node: Any, labels: Mapping[str, str]) -> bool:
+def _hits(graph: Graph, glob: str) -> list[int]:
+    """The node of that id, or all nodes of which a name matches (scope, members, results,
+    operands)."""
+    key = "nodes by name"
+    if key not in graph.memo:
+        by_id, by_name = dict[str, list[int]](), dict[str, list[int]]()
+        for i, node in enumerate(graph.nodes):
+            by_id.setdefault(node.id, []).append(i)
+            for name in dict.fromkeys(_names(node, graph.labels)):
+                by_name.setdefault(name, []).append(i)
+        graph.memo[key] = by_id, by_name
+    by_id, by_name = graph.memo[key]
+    if glob in by_id:
+        return list(by_id[glob])
+    if not WILD.search(glob):
+        return list(by_name.get(glob, ()))
+    matching = (nodes for name, nodes in by_name.items() if fnmatch.fnmatchcase(name, glob))
+    return sorted({i for nodes in matching for i in nodes})
+
+
+WILD = re.compile(r"[*?\[]")
+"""What makes a name a pattern (fnmatch)."""
+
+
+def _names(node: Node, labels: Mapping[str, str]) -> Iterator[str]:
+    """What a pin may call a node by."""
     names = (
         node.id,
         node.scope,
@@ -344,7 +368,7 @@ def _matches(glob: str, node: Any, labels: Mapping[str, str]) -> bool:
         *node.inputs,
         *(labels.get(n, "") for n in node.inputs),
     )
-    return any(name and fnmatch.fnmatchcase(name, glob) for name in names)
+    return filter(None, names)
 
 
 def parse_pins(text: str | Path | None) -> Pins:
