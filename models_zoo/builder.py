@@ -80,6 +80,7 @@ class Net:
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._weights_bytes = 0
         self.notes: list[str] = []
+        self.left_out: list[str] = []
 
     @property
     def root(self) -> Scope:
@@ -182,9 +183,10 @@ class Net:
         """The finished model, at the lowest opset its operators allow (18 to 23)."""
         self._model.ir_version = _IR_VERSION[self._opset]
         self._model.opset_import.add(domain="", version=self._opset)
-        properties = {"default_batch": str(self.default_batch)} | (
-            {"notes": " ".join(self.notes)} if self.notes else {}
-        )
+        said = {"notes": "\n".join(self.notes), "left_out": "\n".join(self.left_out)}
+        properties = {"default_batch": str(self.default_batch)} | {
+            k: v for k, v in said.items() if v
+        }
         self._onnx.helper.set_model_props(self._model, properties)
         return self._model
 

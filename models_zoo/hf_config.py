@@ -3,9 +3,10 @@ weights.
 
 Only what shapes the graph is read. A field that is absent takes the value the library itself takes
 for that model type (saved files leave defaults out). Rotary rescaling and dropout change no shape
-and are left out. What was left out or assumed is said in the
-model's metadata ("notes"). A field whose value the zoo cannot write is an error, never ignored.
-Of a model that reads images or sound too (a `text_config` inside), the text model is written.
+and are left out. What was left out or assumed is said in the model's metadata ("left_out" of layers
+and parameters, "notes" of all else), and by plans of it. A field whose value the zoo cannot write
+is an error, never ignored. Of a model that reads images or sound too (a `text_config` inside), the
+text model is written.
 """
 
 from __future__ import annotations
@@ -115,14 +116,17 @@ def from_config(path: str | Path, options: Mapping[str, str] | None = None) -> o
     Raises PlanError: P074 for a file that cannot be read or a field with a bad value, P075 for a
     model type that is not known, and those of `models_zoo.build`.
     """
-    family, config, kind, notes = _read(Path(path))
-    return make(family, kind, Preset(config, kind), parse_options(family, options or {}), notes)
+    family, config, kind, fields = _read(Path(path))
+    chosen = parse_options(family, options or {})
+    return make(
+        family, kind, Preset(config, kind), chosen, tuple(fields.notes), tuple(fields.left_out)
+    )
 
 
-def _read(path: Path) -> tuple[Family, Any, str, tuple[str, ...]]:
-    """Family, configuration, model type and notes of a file."""
+def _read(path: Path) -> tuple[Family, Any, str, Fields]:
+    """Family, configuration, model type and fields of a file."""
     outer = _load(path)
-    kind, data, notes = _text_of(path, outer)
+    kind, data, left_out = _text_of(path, outer)
     if kind is None and "format_version" in data:
         raise PlanError(
             "P075",
@@ -132,12 +136,18 @@ def _read(path: Path) -> tuple[Family, Any, str, tuple[str, ...]]:
     if not isinstance(kind, str) or kind not in KNOWN:
         raise _unknown(path, kind)
     fields = Fields(path, data)
+    fields.left_out.extend(left_out)
+    if isinstance(quantised := outer.get("quantization_config"), dict):
+        method = str(quantised.get("quant_method", "another"))[:40]
+        fields.left_out.append(
+            f"Weights are not in the file's type ({method}), but as --precision and --quantize say."
+        )
     family, config = KNOWN[kind](fields)
-    return family, config, kind, (*notes, *fields.notes)
+    return family, config, kind, fields
 
 
 def _text_of(path: Path, data: dict[str, Any]) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
-    """(model type, fields, notes) of a file, or of the text model inside."""
+    """(model type, fields, what is left out) of a file, or of the text model inside."""
     outer = data.get("model_type")
     if not isinstance(outer, str) or outer in KNOWN or outer in UNWRITTEN:
         return outer, data, ()
@@ -230,6 +240,17 @@ def with_lengths(
         if option not in dims and getattr(config, option, None)
     }
     return from_config(path, {option: str(n) for option, n in taken.items()}), taken, left
+
+
+def told(model: onnx.ModelProto, key: str) -> tuple[str, ...]:
+    """Sentences of a model's metadata, "notes" or "left_out", as findings are written; but for what
+    --dim answers."""
+    said = next((p.value for p in model.metadata_props if p.key == key), "")
+    return tuple(
+        line[0].lower() + line[1:].removesuffix(".")
+        for line in said.splitlines()
+        if "(--dim" not in line
+    )
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -17,11 +17,13 @@ LONGEST_DEFAULT = (
 
 
 class Fields:
-    """The fields, and what was left out on the way (`notes`)."""
+    """The fields; layers and parameters that the zoo does not write of such a model (`left_out`),
+    and what else is not as in the library (`notes`)."""
 
     def __init__(self, path: Path, data: Mapping[str, Any]) -> None:
         self.path, self.data = path, data
         self.notes: list[str] = []
+        self.left_out: list[str] = []
 
     def whole(self, key: str, default: int, *, limit: int = WHOLE_LIMIT) -> int:
         value = self.data.get(key)

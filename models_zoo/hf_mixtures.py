@@ -27,7 +27,7 @@ def _mixtral(f: Fields) -> tuple[Family, Any]:
 
 def _gpt_oss(f: Fields) -> tuple[Family, Any]:
     f.data = {"head_dim": 64, **f.data}
-    f.notes.append("The sinks of attention are left out: a number a head in each softmax.")
+    f.left_out.append("The sinks of attention are left out: a number a head in each softmax.")
     fields = decoder(
         f, hidden=2880, layers=36, heads=64, ff=2880, kv_heads=8, vocab=201088, seq=131072,
         epsilon=1e-5, theta=1.5e5, attention_bias=True,
@@ -182,7 +182,7 @@ def _deepseek_fields(
     """Fields of DeepseekConfig that all versions have; the arguments are the version's defaults."""
     f.only("moe_layer_freq", 1)
     if f.data.get("num_nextn_predict_layers") or f.data.get("num_mtp_layers"):
-        f.notes.append("The layer that predicts a second token is left out.")
+        f.left_out.append("The layer that predicts a second token is left out.")
     each = f.whole("moe_intermediate_size", width)
     return fields | {
         "experts": f.whole("n_routed_experts", experts, limit=_EXPERTS),

@@ -170,8 +170,10 @@ def make(
     preset: Preset,
     values: Mapping[str, Value],
     notes: tuple[str, ...] = (),
+    left_out: tuple[str, ...] = (),
 ) -> Any:
-    """Build the ONNX model (an onnx.ModelProto) of a preset with overrides applied."""
+    """Build the ONNX model (an onnx.ModelProto) of a preset with overrides applied. notes,
+    left_out: what its metadata says of it, a line each."""
     common = options(Common)
     shared = Common(**{common[o][0]: v for o, v in values.items() if o in common})  # type: ignore[arg-type]
     config = family.configure(preset, values)
@@ -183,6 +185,7 @@ def make(
         seed=shared.seed,
     )
     net.notes.extend(notes)
+    net.left_out.extend(left_out)
     family.build(config, net)
     return net.model()
 

@@ -159,7 +159,9 @@ class Model:
     lengths: frozenset[str] = frozenset()
     """Dims of the workload that the model was built with: the graph has no symbols for them."""
     said: tuple[str, ...] = ()
-    """Lengths that nobody gave, for the assumptions."""
+    """Lengths that nobody gave, and what is not as in the library, for the assumptions."""
+    left_out: tuple[str, ...] = ()
+    """Parts of the model that the graph does not have, a sentence each."""
     written: bool = False
     """Whether the zoo writes it, of a spec or a config.json: nothing was exported."""
     _graphs: dict[int, Graph] = field(default_factory=dict)
@@ -184,7 +186,7 @@ class Model:
             return cls(text, workload, devices, None, proto, written=True)
         path = Path(text)
         if ".json" in path.name:
-            from models_zoo.hf_config import CACHE, split_config, with_lengths
+            from models_zoo.hf_config import CACHE, split_config, told, with_lengths
 
             file, given = (text, dict[str, int]()) if path.exists() else split_config(text)
             path = Path(file)
@@ -192,7 +194,10 @@ class Model:
                 cached = bool(given.pop(CACHE, 0))
                 workload = replace(workload, dims={**given, **workload.dims})
                 proto, taken, left = with_lengths(path, workload.dims, cached)
-                said = tuple(f"{dim} {n:,} (--dim {dim}={n})" for dim, n in left.items())
+                said = (
+                    *(f"{dim} {n:,} (--dim {dim}={n})" for dim, n in left.items()),
+                    *told(proto, "notes"),
+                )
                 return cls(
                     path.name,
                     workload,
@@ -202,6 +207,7 @@ class Model:
                     lengths=frozenset(taken),
                     said=said,
                     written=True,
+                    left_out=told(proto, "left_out"),
                 )
 
         return cls(path.name, workload, devices, path.parent, load(path))

@@ -555,3 +555,32 @@ def test_a_model_that_the_zoo_writes_has_lost_no_tie_in_an_export(tmp_path: Path
     config = tmp_path / "config.json"
     config.write_text(json.dumps(fields))
     assert not any("tied" in str(n) for n in open_model(config, 1, dims={"seq": 32}).plain.notes)
+
+
+def test_what_the_zoo_does_not_write_of_a_config_is_said(tmp_path: Path) -> None:
+    """The model that reads images, and a type of weights that plans do not have, are findings;
+    constants are assumptions. None reached a plan."""
+    fields = {
+        "model_type": "gemma3",
+        "text_config": {
+            "model_type": "gemma3_text",
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "vocab_size": 256,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+        "vision_config": {"hidden_size": 64},
+        "quantization_config": {"quant_method": "gptq", "bits": 4},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    made = plan(tmp_path / "config.json", **MACHINE, dims={"seq": 32})
+    texts = [row["text"] for row in made.findings]
+    assert "only the text model of gemma3 is written: what reads images or sound is left out" in (
+        texts
+    )
+    assert any("not in the file's type (gptq)" in text for text in texts)
+    assert "rotary rescaling is left out: it changes constants, not shapes" in made.assumptions
