@@ -186,7 +186,8 @@ def write(folder: Path, data: object) -> Path:
 
 
 def notes(model: onnx.ModelProto) -> str:
-    return {p.key: p.value for p in model.metadata_props}.get("notes", "")
+    said = {p.key: p.value for p in model.metadata_props}
+    return "\n".join(said[key] for key in ("left_out", "notes") if key in said)
 
 
 @pytest.mark.parametrize(("kind", "fields", "count"), CONFIGS)
