@@ -19,6 +19,7 @@ from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.weights_apart import waiting_share, weights_apart
 from planner.graph.ir import Node
 from planner.ops import operator_of
+from planner.pricing.frameworks.turns import without_bubbles
 from planner.pricing.kernels import kernel_times
 from planner.pricing.pricer import Pricer
 from planner.pricing.step_time import recomputed_nodes
@@ -44,7 +45,9 @@ def details(
     for i, first in enumerate(base.shared):
         held.setdefault(first, []).append(i)
     uses: dict[str, list[CollectiveUse]] = {}
-    for use in collectives.collectives(flow, runs, pricer.itemsize):
+    lockstep = pricer.runtime.kernels is None
+    made = collectives.collectives(flow, runs, pricer.itemsize)
+    for use in made if lockstep else without_bubbles(made, pipeline):
         uses.setdefault(use.what, []).append(use)
     waiting = weights_apart(flow, pipeline)
     rows = {}
@@ -62,7 +65,7 @@ def details(
                 i,
                 split,
                 pricer,
-                _turns(pipeline, alike, flow.plan.microbatches),
+                _turns(pipeline, alike, flow.plan.microbatches, lockstep),
                 i in again or late_again,
                 _apart_less(pipeline, alike, waiting_share(node, flow.grad, waiting)),
             ),
@@ -94,11 +97,16 @@ def _side(name: str, dims: Sequence[Sequence[str]], layout: Layout) -> Row:
     }
 
 
-def _turns(pipeline: Pipeline | None, alike: Sequence[int], microbatches: int) -> tuple[int, float]:
-    """(passes of a class's nodes on a device in a step, those beside them in bubbles)."""
+def _turns(
+    pipeline: Pipeline | None, alike: Sequence[int], microbatches: int, lockstep: bool
+) -> tuple[int, float]:
+    """(passes of a class's nodes on a device in a step, those beside them in bubbles, where stages
+    run in lock-step)."""
     if pipeline is None:
         return microbatches * len(alike), 0.0
     wanted = sum(pipeline.useful_passes(k) * pipeline.stage_share(k) for k in alike)
+    if not lockstep:
+        return int(wanted), 0.0
     return int(wanted), float(
         sum(
             (pipeline.forward_passes(k) - pipeline.useful_passes(k)) * pipeline.stage_share(k)

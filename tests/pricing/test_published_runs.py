@@ -28,7 +28,7 @@ from benchmarks.published_scores import (
     quantiles,
 )
 from costmodels.frameworks.peak_memory import in_flight, peak
-from costmodels.frameworks.step_time import handed_s
+from costmodels.frameworks.step_time import AFTER, BEFORE, BLOCKS, handed_s
 from costmodels.runtimes import Rates
 from planner.calibrate.runs.fit import Prepared, prepare
 from planner.calibrate.runs.keep import COUNTS, fitted_constants, held_out_bytes, priced_bytes
@@ -41,6 +41,9 @@ from planner.calibrate.runs.rows import (
     runtime_of,
     sequence_parallel,
 )
+from planner.execution.collective import CollectiveUse
+from planner.execution.pipeline import Pipeline
+from planner.pricing.frameworks.turns import without_bubbles
 from planner.pricing.pricer import Pricer
 
 ROWS = Path(__file__).parents[1].joinpath("golden") / "published_runs.jsonl"
@@ -174,8 +177,25 @@ def test_stages_of_frameworks_do_their_own_part_alone(schedule: str) -> None:
         for s in {schedule, "1f1b"}
     }
     assert plans[schedule].distinct_work == pytest.approx(1)
+    handed = plans[schedule].communication_bytes_per_device["collective-permute"]["stage"]
+    turns = 16 if "virtual" in schedule else 8
+    assert handed["payload"] == 2 * turns * (16 * 64 * 2)  # a row of a microbatch, there and back
     saved, least = (plans[s].memory_breakdown_bytes["activations"] for s in (schedule, "1f1b"))
     assert saved > 3 * least if schedule == "gpipe" else saved < 2 * least
+
+
+def test_what_frameworks_send_is_for_microbatches_alone() -> None:
+    """Two reductions a block and pass, and of what runs once in a step one."""
+    pipeline = Pipeline(
+        first=0, period=1, repeats=4, stages=4, microbatches=8, schedule="interleaved",
+        virtual_stages=2,
+    )  # fmt: skip
+    use = CollectiveUse("all-reduce", ("tensor",), 4, 0, "forward", "x", place=BLOCKS)
+    counts = {BLOCKS: (2 * pipeline.ticks, 2 * 16), AFTER: (8, 8), BEFORE: (1, 1)}
+    for place, (run, wanted) in counts.items():
+        (made,) = without_bubbles([replace(use, place=place, count=run)], pipeline)
+        assert made.count == wanted
+    assert without_bubbles([use], None) == (use,)
 
 
 def test_rows_are_read_with_what_their_framework_keeps() -> None:

@@ -15,6 +15,7 @@ from planner.execution.loops import RepeatedBlock
 from planner.pricing.cost import Cost
 from planner.pricing.frameworks.memory import memory_of
 from planner.pricing.frameworks.stages import assign_stages
+from planner.pricing.frameworks.turns import without_bubbles
 from planner.pricing.frameworks.work import merged_uses, work_of
 from planner.pricing.pricer import Pricer
 
@@ -66,7 +67,7 @@ def price_with_work(
         optimizer_time_s=step.optimizer,
         flops_per_device=flops,
         memory=peak(memory, pricer.runtime),
-        traffic=traffic(uses, plan.order, dict(plan.mesh)),
+        traffic=traffic(without_bubbles(uses, stages.pipeline), plan.order, dict(plan.mesh)),
         distinct_work=distinct,
         exposed_by_axes=step.by_axes,
     )
