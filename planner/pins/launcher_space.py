@@ -72,10 +72,15 @@ class LauncherSpace:
     precisions: tuple[str, ...] = ("bf16-mixed", "fp32")
     loops: bool = False
 
-    def zero_with(self, sequence: int, data: int, replicas: int) -> tuple[int, ...]:
-        """ZeRO stages on so many context ranks, data ranks, and replicas of the dense weights."""
+    def zero_with(
+        self, sequence: int, data: int, replicas: int, stages: int = 1
+    ) -> tuple[int, ...]:
+        """ZeRO stages on so many context ranks, data ranks, replicas of the dense weights, and
+        pipeline stages."""
         if replicas * sequence == 1:
             return (0,)
+        if self.name == "torchtitan":  # with stages gradients are scattered once a step
+            return tuple(z for z in self.zero_stages if (z == 1) == (stages > 1))
         if self.name == "maxtext" and data == 1:  # fsdp ranks alone gather parameters
             return tuple(z for z in self.zero_stages if z < 3)
         return self.zero_stages
@@ -129,7 +134,7 @@ SPACES = {
             "fsdp",
             (STAGE, "expert", "sequence", "tensor"),
             "megatron-sp",
-            (2, 3),
+            (1, 2, 3),
             recompute=("none", BLOCK_KEEP, "block"),
             schedules=("1f1b", INTERLEAVED),
             uneven=True,
@@ -157,8 +162,8 @@ SPACES = {
     )
 }
 """Name -> space. Read from Megatron-LM d98e8a6, MaxText e591f30, torchtitan b5bcd76, accelerate
-16cb6eb and marin 165dd09. Stage 2 of ZeRO goes with pipeline stages in torchtitan alone; in
-Megatron it takes the time of stage 1 and is left out."""
+16cb6eb and marin 165dd09. Stage 2 of ZeRO takes the time of stage 1 in Megatron and is left out;
+torchtitan has stage 1 with pipeline stages, and others without."""
 
 
 OTHER_NAMES = {

@@ -502,7 +502,9 @@ class SearchDomain:
         if launcher is None or pinned is not None or not self.training:
             return self.levels()
         sizes = dict(mesh.shape)
-        return launcher.zero_with(sizes.get("sequence", 1), sizes.get("data", 1), replicas(mesh))
+        return launcher.zero_with(
+            sizes.get("sequence", 1), sizes.get("data", 1), replicas(mesh), mesh.stages
+        )
 
     def recomputes(self, base: GraphFacts, mesh: Mesh) -> tuple[str, ...]:
         """Recomputation to consider, the least first. uneven stages run their forward pass

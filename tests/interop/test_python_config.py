@@ -88,7 +88,7 @@ def test_functions_are_followed_and_named(tmp_path: Path) -> None:
     assert found.unread == ("training.steps",)
     staged = read_configuration(f"{path}:staged", 16).settings
     assert staged == Settings(
-        64, stage=2, data=4, tensor=2, microbatches=8, zero_stage=2, schedule="interleaved",
+        64, stage=2, data=4, tensor=2, microbatches=8, zero_stage=1, schedule="interleaved",
         length=4096, virtual_stages=2,
     )  # fmt: skip
     with pytest.raises(PlanError, match="no function 'stage'") as e:
@@ -188,7 +188,7 @@ def test_hostile_files_are_errors(text: str, tmp_path: Path) -> None:
 def test_the_function_that_is_written_is_merged_into_a_registry(tmp_path: Path) -> None:
     """`planned(small())`: what the plan decides goes over what the base has."""
     s = Settings(
-        64, stage=4, data=2, tensor=2, microbatches=8, zero_stage=2, recompute="block",
+        64, stage=4, data=2, tensor=2, microbatches=8, zero_stage=1, recompute="block",
         schedule="interleaved", positions=True, length=128, virtual_stages=3,
     )  # fmt: skip
     text = torchtitan.write(s, Facts("x", for_devices("h100-sxm", 16), 12))

@@ -189,6 +189,20 @@ def test_pinned_microbatches_of_a_launcher_are_whole_rows(
     assert not any("microbatches" in row.reason for row in rows)
 
 
+def test_torchtitan_scatters_gradients_once_a_step_with_stages() -> None:
+    """Its stages turn FSDP's reduction off until the last microbatch: gradients are whole till
+    then, which took an eighth of the room in plans, and were scattered for each microbatch."""
+    options = {"devices": 8, "hardware": "a100-80gb", "batch": 32, "baselines": False}
+    made = planner.plan(LLAMA, launcher="torchtitan", pins="pp=2,tp=1,cp=1,micro=8", **options)
+    assert made.techniques["zero_stage"] == 1
+    once = made.costs["communication_bytes_per_device"]["reduce-scatter"]["data"]["payload"]
+    held = made.costs["memory_breakdown_bytes"]["parameters"]
+    assert once == pytest.approx(held, rel=0.5)
+    assert not any("ZeRO" in row.reason for row in hand_over(made, LLAMA, "torchtitan").rows)
+    flat = planner.plan(LLAMA, launcher="torchtitan", pins="pp=1", **options)
+    assert flat.techniques["zero_stage"] in (2, 3)
+
+
 @pytest.mark.parametrize(
     ("launcher", "pins", "why"),
     [

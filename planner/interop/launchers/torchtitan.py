@@ -33,7 +33,7 @@ from math import ceil
 from typing import Any
 
 from planner.errors import PlanError
-from planner.execution.techniques import BLOCK_KEEP, INTERLEAVED, MAX_ZERO_STAGE, ZB_H1
+from planner.execution.techniques import BLOCK_KEEP, INTERLEAVED, ZB_H1
 from planner.interop import precisions
 from planner.interop.keys import Keys
 from planner.interop.python_config import CLASS
@@ -46,6 +46,9 @@ MARKS = (
 )
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", INTERLEAVED: "Interleaved1F1B"}
 RESHARD = {1: "never", 2: "never", 3: "always"}
+STAGED_ZERO = 1
+"""ZeRO stage with pipeline stages: weights stay gathered and gradients whole until the last
+microbatch's (PyTorch 2.10, torch/distributed/pipelining/stage.py, backward_maybe_with_nosync)."""
 CLASSES = {"block": "FullAC", BLOCK_KEEP: "SelectiveAC"}
 CHUNKS = 2
 """Virtual stages of a rank where Interleaved1F1B is said alone."""
@@ -68,11 +71,13 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
             f" {CHUNKS} of them",
             virtual_stages=CHUNKS,
         )
-    zero = MAX_ZERO_STAGE.get(s.schedule, 2)
+    zero = STAGED_ZERO if s.stage > 1 else 2
     if s.zero_stage == 0 and s.sequence * s.expert > 1:
         rounds.to(f"context and expert ranks shard parameters: ZeRO-{zero}", zero_stage=zero)
-    if s.zero_stage == 1:
+    if s.zero_stage == 1 < zero:
         rounds.to("sharded ranks scatter gradients too: ZeRO-2", zero_stage=zero)
+    if s.zero_stage > zero == STAGED_ZERO:
+        rounds.to("with stages gradients are scattered once a step: ZeRO-1", zero_stage=zero)
     if s.tensor > 1:
         rounds.to("tensor parallelism cuts positions between products", positions=True)
     return (
@@ -228,7 +233,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         notes.append("module_fqns_per_model_part is left out: stages are priced alike")
     schedule = _schedule(keys, notes) if pp > 1 else ""
     positions = keys.flag(True, "enable_sequence_parallel") and tp > 1
-    zero = _zero_stage(keys, pp, schedule, notes) if shard * cp > 1 else 0
+    zero = _zero_stage(keys, pp, notes) if shard * cp > 1 else 0
     copies = replicate if zero else 1
     batch, microbatches = _batch(keys, replicas, pp, notes)
     return (
@@ -352,18 +357,17 @@ def _schedule(keys: Keys, notes: list[str]) -> str:
     return "1f1b"
 
 
-def _zero_stage(keys: Keys, stages: int, schedule: str, notes: list[str]) -> int:
+def _zero_stage(keys: Keys, stages: int, notes: list[str]) -> int:
     word = keys.word("default", "fsdp_reshard_after_forward")
     if word not in ("default", "always", "never"):
         raise PlanError(
             "P191", f"fsdp_reshard_after_forward = {word!r}", help=["default, always or never"]
         )
-    zero = 3 if word == "always" or (word == "default" and stages == 1) else 2
-    if stages > 1 and zero > MAX_ZERO_STAGE[schedule]:
-        if zero == 3:
-            notes.append(f"ZeRO-3 with stages is priced as ZeRO-{MAX_ZERO_STAGE[schedule]}")
-        return MAX_ZERO_STAGE[schedule]
-    return zero
+    if stages > 1:
+        if word == "always":
+            notes.append(f"ZeRO-3 with stages is priced as ZeRO-{STAGED_ZERO}")
+        return STAGED_ZERO
+    return 2 if word == "never" else 3
 
 
 POLICIES = {"fullac": "full", "selectiveac": "selective", "memorybudgetac": "memory_budget"}
