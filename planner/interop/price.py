@@ -26,6 +26,7 @@ from planner.interop.launchers import hf, levanter, maxtext, megatron, torchtita
 from planner.interop.model_sizes import Claim, claims_of, layers_of
 from planner.interop.settings import Facts, Settings, settings_of
 from planner.machine.topology import Topology
+from planner.ops import operator_of
 from planner.pins.launcher_space import SPACES, choose_launcher
 from planner.pricing.frameworks.selective import modules
 from planner.pricing.frameworks.stages import work_outside
@@ -72,12 +73,14 @@ def facts_of(model: str, topology: Topology, base: GraphFacts) -> Facts:
     """What launchers need to know of a model on a machine."""
     run = largest_repeated_block(base.graph, base.runs)
     blocks = run[2] if run else 0
-    outside = (0.0, 0.0)
+    outside, each = (0.0, 0.0), 1
     if run is not None:
         first, period, _ = run
         outside = work_outside(base, range(first, first + period * blocks), blocks)
-    beside = max(0, layers_of(base.graph) - blocks)
-    return Facts(model, topology, blocks, beside, outside, modules(base.graph))
+        block = base.graph.nodes[first : first + period]
+        each = max(1, sum(operator_of(n.op).kind == "attention" for n in block))
+    beside = max(0, layers_of(base.graph) - blocks * each)
+    return Facts(model, topology, blocks, beside, outside, modules(base.graph), each)
 
 
 def refuse_dear(made: Handover, to: str, source: str) -> None:

@@ -167,8 +167,9 @@ def sharing(copies: int, data: int, devices: int, domain: int, notes: list[str])
 @dataclass(frozen=True)
 class Facts:
     """What launchers need to know beside the settings. layers: blocks that stages could be made of,
-    0 for none; beside: layers that are none of them, such as a dense one before those with
-    experts; outside: work before the blocks and after them, as multiples of a block's;
+    0 for none; each: layers of such a block, several where they alternate (windows and whole
+    attention); beside: layers in none of them, such as a dense one before those with experts;
+    outside: work before the blocks and after them, as multiples of a block's;
     modules: those that are recomputed by name (planner.pricing.frameworks.selective)."""
 
     model: str
@@ -177,12 +178,19 @@ class Facts:
     beside: int = 0
     outside: tuple[float, float] = (0.0, 0.0)
     modules: tuple[str, ...] = ()
+    each: int = 1
+
+    @property
+    def all_layers(self) -> int:
+        """Layers of the model."""
+        return self.layers * self.each + self.beside
 
     def chunks(self, stages: int, virtual_stages: int) -> tuple[int, ...]:
         """Layers of each chunk of a pipeline, in the model's order, as they are priced; () where
         there are too few."""
         blocks = laid_out_blocks(self.layers, stages * virtual_stages, *self.outside)
-        return (blocks[0] + self.beside, *blocks[1:]) if all(blocks[1:-1]) else ()
+        layers = tuple(n * self.each for n in blocks)
+        return (layers[0] + self.beside, *layers[1:]) if all(blocks[1:-1]) else ()
 
 
 class Rounds:

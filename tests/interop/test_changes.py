@@ -3,6 +3,7 @@ said its own."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
+from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.interop.changes import Rewrite, changes
 from planner.interop.keys import Keys, read_keys
 from planner.interop.launchers import maxtext, megatron, torchtitan
-from planner.interop.price import forms_of, read_configuration
+from planner.interop.price import facts_of, forms_of, read_configuration
 from planner.interop.settings import Facts, Settings
 from planner.machine.topology import for_devices
+from planner.workload.open import open_model
 
 SCRIPT = """torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 \\
   --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 --sequence-parallel \\
@@ -164,3 +167,26 @@ def test_chunks_said_twice_are_refused_as_megatron_does(tmp_path: Path) -> None:
 
 def test_torchtitan_says_layers_of_stages_in_its_own_keys() -> None:
     assert set(torchtitan.STAGE_KEYS) >= set(torchtitan.WEIGHED)
+
+
+FEWER: dict[int, list[int | None]] = {24: [None, None], 26: [4, 6]}  # and eight on either between
+
+
+@pytest.mark.parametrize("layers", FEWER)
+def test_layers_that_alternate_are_all_laid_out(layers: int) -> None:
+    """A block of windows and whole attention is two layers: the second of each was put before the
+    first block, on the first stage."""
+    model = f"zoo:llama-tiny,layers={layers},window=32,full_every=2,seq=64"
+    machine = for_devices("h100-sxm", 16)
+    base = GraphFacts.of(open_model(model, 16).graph(1), training=True)
+    facts = facts_of(model, machine, base)
+    assert (facts.all_layers, facts.beside) == (layers, 0)
+    s = Settings(64, stage=4, data=4, microbatches=8, zero_stage=1, schedule="1f1b")
+    chunks = facts.chunks(4, 1)
+    assert sum(chunks) == layers and max(chunks) - min(chunks) <= 2
+    text = megatron.write(s, facts)
+    ends = [re.search(f"{key}: (.+)", text) for key in megatron.ENDS]
+    assert [found and int(found[1]) for found in ends] == FEWER[layers]
+    assert ("pipeline_parallel_layers_per_stage = 6" in torchtitan.write_toml(s, facts)) == (
+        layers == 24
+    )

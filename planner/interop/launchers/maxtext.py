@@ -206,7 +206,7 @@ def write(s: Settings, facts: Facts) -> str:
     ]
     if s.stage > 1:
         lines += [
-            f"num_layers_per_pipeline_stage: {facts.layers // s.stage}",
+            f"num_layers_per_pipeline_stage: {facts.layers * facts.each // s.stage}",
             f"num_pipeline_microbatches: {s.microbatches}",
         ]
     lines += ["scan_layers: False"] * s.written_out

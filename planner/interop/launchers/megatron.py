@@ -122,7 +122,8 @@ def _layout(s: Settings, facts: Facts) -> str:
 
 def _ends(s: Settings, facts: Facts) -> tuple[int, int] | None:
     """Layers of the first and the last stage where those alone have fewer."""
-    return ends(facts.layers, s.stage) if facts.layers % s.stage and not facts.beside else None
+    fewer = ends(facts.layers, s.stage) if facts.layers % s.stage and not facts.beside else None
+    return (fewer[0] * facts.each, fewer[1] * facts.each) if fewer else None
 
 
 def _keys_of(s: Settings, facts: Facts) -> dict[str, dict[str, object]]:

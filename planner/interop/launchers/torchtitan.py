@@ -67,8 +67,7 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     s = rounds.now
     if s.virtual_stages not in (1, CHUNKS) and not _layers_each(s, facts):
         rounds.to(
-            f"{facts.layers + facts.beside} layers are not as many on each virtual stage:"
-            f" {CHUNKS} of them",
+            f"{facts.all_layers} layers are not as many on each virtual stage: {CHUNKS} of them",
             virtual_stages=CHUNKS,
         )
     zero = STAGED_ZERO if s.stage > 1 else 2
@@ -82,7 +81,7 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
         rounds.to("tensor parallelism cuts positions between products", positions=True)
     return (
         [
-            f"{facts.layers + facts.beside} layers on {s.stage} stages:"
+            f"{facts.all_layers} layers on {s.stage} stages:"
             " pipeline_parallel_layers_per_stage says how they are divided"
         ]
         if facts.layers % s.stage or (s.stage > 1 and facts.beside)
@@ -93,7 +92,7 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
 def _layers_each(s: Settings, facts: Facts) -> int:
     """Layers of each virtual stage, 0 where they are not alike."""
     each, rest = divmod(facts.layers, s.stage * s.virtual_stages)
-    return 0 if rest or facts.beside else each
+    return 0 if rest or facts.beside else each * facts.each
 
 
 def _degrees(s: Settings, facts: Facts) -> dict[str, Any]:
