@@ -149,7 +149,7 @@ def test_the_live_line_says_what_takes_so_long() -> None:
         (["zoo:mlp-tiny", "--devices", "2", "--hardware", "h100-sx"], "did you mean 'h100-sxm'?"),
         (
             ["zoo:llama-tiny", "--devices", "2", "--freeze", "*embd*"],
-            "did you mean 'embed_tokens'?",
+            "did you mean '*.embed_tokens.weight'?",
         ),
         (["zoo:mlp-tiny", "--device", "2"], "did you mean '--devices'?"),
     ],
