@@ -54,6 +54,8 @@ CASES = (
     Case("llama2-7b, 8 layers, a key for every head", "zoo:llama2-7b,cache=1,layers=8"),
     Case("mixtral-8x7b, 4 layers", "zoo:mixtral-8x7b,cache=1,layers=4"),
     Case("llama3-8b, windows of 1,024", "zoo:llama3-8b,cache=1,window=1024,full_every=4"),
+    Case("deepseek-v3, 5 layers of 64 experts, latents", "zoo:deepseek-v3,layers=5,experts=64"),
+    Case("deepseek-v2-lite, 8 layers, latents", "zoo:deepseek-v2-lite,layers=8"),
     Case("llama3-8b, int8 weights", "zoo:llama3-8b,cache=1", "int8"),
     Case("llama3-8b, fp8 cache", "zoo:llama3-8b,cache=1", "none", "fp8"),
 )

@@ -58,7 +58,8 @@ def chosen_for_experts(
             any(size % ALIGNED.get(kernel, 1) for size in (h, f))
             or (kernel == MOSAIC and most_columns(max(h, f), on_chip) < LANES)
         ),
-        "most of its rows are for experts of other devices": 2 * given > 3 * held,
+        "most of its rows are for experts of other devices": bool(kernel)
+        and 2 * places(kernel, given, local["e"]) > 3 * places(kernel, held, local["e"]),
     }
     why = next((reason for reason, holds in reasons.items() if holds), "")
     return Chosen(BLOCKS, why) if why else Chosen(kernel)

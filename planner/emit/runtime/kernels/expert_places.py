@@ -77,7 +77,7 @@ def queues(ids, count, places):
     groups, tokens, choices = ids.shape
     asked = jnp.where(ids < 0, count, ids).swapaxes(1, 2).reshape(groups, -1)
     order = jnp.argsort(asked, axis=1)
-    first = jax.vmap(lambda v: jnp.searchsorted(v, jnp.arange(count + 1)))(
+    first = jax.vmap(lambda v: jnp.searchsorted(v, jnp.arange(count + 1), method="compare_all"))(
         jnp.take_along_axis(asked, order, 1)
     )
     at = first[:, :-1, None] + jnp.arange(places)  # [G, count, places]

@@ -163,7 +163,9 @@ def sorted_by(ids, count, spare):
     """(order, first): places sorted by id, with `spare` more at the end, and where those of each id
     below `count` begin (count + 1 numbers)."""
     order = jnp.argsort(ids)
-    first = jnp.searchsorted(ids[order], jnp.arange(count + 1)).astype(jnp.int32)
+    first = jnp.searchsorted(ids[order], jnp.arange(count + 1), method="compare_all").astype(
+        jnp.int32
+    )
     return jnp.concatenate([order, nothing(order[:1]).repeat(spare)]), first
 
 

@@ -37,15 +37,20 @@ shared memory takes; 2 on others."""
 
 def takes_grouped(how, x, ids, stacks):
     """Whether the kernels serve experts of these operands on the devices of the mesh. Not where
-    most rows are for experts elsewhere: places are as many as all rows could need."""
-    name, held, sizes = device_name(), how[3] * how[4] * stacks[1].shape[0], stacks[1].shape[1:]
+    most places were for rows of experts elsewhere: they are as many as all rows could need."""
+    name, count, sizes = device_name(), stacks[1].shape[0], stacks[1].shape[1:]
     gpu = name.startswith("NVIDIA") and not any(old in name for old in WITHOUT_FLASH)
     return (
         (gpu or (name.startswith("TPU") and most_columns(max(sizes)) >= LANES))
         and x.dtype in ((jnp.bfloat16, jnp.float16) if gpu else (jnp.bfloat16,))
         and all(size % (DEEP if gpu else LANES) == 0 for size in sizes)
-        and 2 * ids.shape[0] <= 3 * held
+        and 2 * most_tiles(ids.shape[0], count) <= 3 * most_tiles(how[3] * how[4] * count, count)
     )
+
+
+def most_tiles(rows, count):
+    """Tiles of so many rows of `count` experts, each expert's from a tile's beginning on."""
+    return -(-rows // tile_rows()) + count
 
 
 def tile_places(how, ids, count):
@@ -56,9 +61,11 @@ def tile_places(how, ids, count):
     of a balanced router as blocks hold them, and those of them that there are, for readers of the
     compiled program."""
     rows, each = ids.shape[0], tile_rows()
-    tiles = -(-rows // each) + count
+    tiles = most_tiles(rows, count)
     order = jnp.argsort(ids)
-    begin = jnp.searchsorted(ids[order], jnp.arange(count + 1)).astype(jnp.int32)
+    begin = jnp.searchsorted(ids[order], jnp.arange(count + 1), method="compare_all").astype(
+        jnp.int32
+    )
     filled = jnp.maximum(1, (begin[1:] - begin[:-1] + each - 1) // each)
     first = jnp.concatenate([0 * filled[:1], jnp.cumsum(filled)]).astype(jnp.int32)
     own = ids[order]
@@ -66,7 +73,7 @@ def tile_places(how, ids, count):
     source = (0 * order[:1] + rows).repeat(tiles * each).at[at].set(order, mode="drop")
     place = (0 * order).at[order].set(at)
     tile = 0 * order[:1] + jnp.arange(tiles)
-    expert = jnp.searchsorted(first[1:], tile, side="right").astype(jnp.int32)
+    expert = jnp.searchsorted(first[1:], tile, side="right", method="compare_all").astype(jnp.int32)
     held = how[3] * how[4] * count
     return source, place, first, expert, f"{held}_{min(held, rows)}"
 
