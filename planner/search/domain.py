@@ -40,7 +40,7 @@ from planner.machine.mesh_choices import (
 )
 from planner.machine.topology import Mesh, MeshAxis
 from planner.pricing.frameworks.selective import modules
-from planner.search.launcher_domain import replicas, sayable
+from planner.search.launcher_domain import replicas, sayable, zero_stages
 from planner.search.request import Candidate, Request
 from planner.sharding.candidates import candidates
 from planner.sharding.layout import STAGE
@@ -501,10 +501,7 @@ class SearchDomain:
         launcher, pinned = self.request.launcher, self.request.pins.techniques.get("zero_stage")
         if launcher is None or pinned is not None or not self.training:
             return self.levels()
-        sizes = dict(mesh.shape)
-        return launcher.zero_with(
-            sizes.get("sequence", 1), sizes.get("data", 1), replicas(mesh), mesh.stages
-        )
+        return zero_stages(mesh, self.request)
 
     def recomputes(self, base: GraphFacts, mesh: Mesh) -> tuple[str, ...]:
         """Recomputation to consider, the least first. uneven stages run their forward pass

@@ -80,7 +80,36 @@ def sayable(
             f" {launcher.name} has for {n} devices",
             help=[f"--batch {n}, or another multiple of the replicas"],
         )
-    return _with_pinned_microbatches(kept, model, request)
+    return _with_pinned_microbatches(_with_pinned_zero(kept, request), model, request)
+
+
+def zero_stages(mesh: Mesh, request: Request) -> tuple[int, ...]:
+    """ZeRO stages that the launcher has on a mesh."""
+    sizes, launcher = dict(mesh.shape), request.launcher
+    assert launcher is not None
+    return launcher.zero_with(
+        sizes.get("sequence", 1), sizes.get("data", 1), replicas(mesh), mesh.stages
+    )
+
+
+def _with_pinned_zero(found: tuple[Mesh, ...], request: Request) -> tuple[Mesh, ...]:
+    """Of meshes those on which the launcher has the pinned ZeRO stage; all where none has replicas.
+    Raises PlanError P024 where there are none."""
+    launcher, pinned = request.launcher, request.pins.techniques.get("zero_stage")
+    assert launcher is not None
+    if not pinned:
+        return found
+    said = {mesh: zero_stages(mesh, request) for mesh in found}
+    kept = tuple(mesh for mesh in found if int(pinned) in said[mesh])
+    others = sorted({z for levels in said.values() for z in levels if z})
+    if others and not kept:
+        raise PlanError(
+            "P024",
+            f"pin zero_stage = {pinned} and --for {launcher.name} contradict each other:"
+            f" {launcher.version} has {', '.join(map(str, others))} on the meshes that are left",
+            help=[f"zero={others[0]}", "remove the pin, or --for"],
+        )
+    return kept or found
 
 
 def _with_pinned_microbatches(

@@ -201,6 +201,9 @@ def test_torchtitan_scatters_gradients_once_a_step_with_stages() -> None:
     assert not any("ZeRO" in row.reason for row in hand_over(made, LLAMA, "torchtitan").rows)
     flat = planner.plan(LLAMA, launcher="torchtitan", pins="pp=1", **options)
     assert flat.techniques["zero_stage"] in (2, 3)
+    for pins in ("pp=1,zero=1", "pp=2,zero=2"):
+        with pytest.raises(PlanError, match="P024"):
+            planner.plan(LLAMA, launcher="torchtitan", pins=pins, **options)
 
 
 @pytest.mark.parametrize(
