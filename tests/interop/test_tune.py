@@ -73,9 +73,7 @@ def test_what_changes_is_said_in_the_form_of_the_file(
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    "launcher", [pytest.param(s, marks=[pytest.mark.slow] * (s == "torchtitan")) for s in SPACES]
-)
+@pytest.mark.parametrize("launcher", SPACES)
 def test_what_is_promised_is_what_importing_it_says(
     launcher: str, tuned: Callable[[str], tuple[dict, Path]], tmp_path: Path
 ) -> None:
