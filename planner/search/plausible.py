@@ -17,6 +17,7 @@ from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.graph.findings import Finding
 from planner.machine.topology import for_devices
+from planner.ops import operator_of
 from planner.ops.attention_pairs import Positions
 from planner.pricing.cost import Cost
 
@@ -40,7 +41,7 @@ def hidden_work(base: GraphFacts) -> float:
     hides."""
     graph, hidden = base.graph, Fraction(0)
     for i, node in enumerate(graph.nodes):
-        if node.op == "Attention" and node.attrs.get("causal"):
+        if operator_of(node.op).kind == "attention" and node.attrs.get("causal"):
             queries, keys = graph.shapes(node.inputs[:2])
             share = Positions.of(node).share(queries[2], keys[2])
             hidden += base.flops_of(i) * Fraction(1 - share)

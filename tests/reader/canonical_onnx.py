@@ -174,6 +174,11 @@ class Writer:
     def _MaxPool(self, node: Node, a: Any, i: Any, o: Any) -> None:
         self.node(node.op, i, o, **{k: _plain(v) for k, v in a.items() if k != "count_include_pad"})
 
+    def _Col2Im(self, node: Node, a: Any, i: Any, o: Any) -> None:
+        sizes = [self.ints(*a["image"]), self.ints(*a["block"])]
+        kept = {k: a[k] for k in ("strides", "pads", "dilations")}
+        self.node("Col2Im", [i[0], *sizes], o, **kept)
+
     def _Resize(self, node: Node, a: Any, i: Any, o: Any) -> None:
         exact = all(
             math.floor(n * s) == m

@@ -29,6 +29,7 @@ LEFT_OUT = {
     r"plan calibrate -o mine\.toml( +measure|$)|calibrate .*--node-size": (
         "a minute and a half of measuring (tests/calibrate/test_calibrate.py)"
     ),
+    r"--tables localhost": "servers beside it (tests/emit/test_hosted.py)",
     r"calibrate --runs": "runs of a cluster (tests/calibrate/test_calibrate_runs.py)",
     r"--local 2 --slots 4 -- --checkpoints": (
         "plans that the page makes for a cluster (tests/launch/test_elastic.py)"
