@@ -199,6 +199,7 @@ def in_two(model: Any, transposed: bool) -> Any:
     return model
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_keys_and_values_may_have_matrices_of_their_own(transposed: bool, tmp_path: Path) -> None:
     source = str(tmp_path / "model.onnx")
@@ -221,6 +222,7 @@ def test_other_uses_of_latents_are_refused() -> None:
     assert e.value.code == "P221"
 
 
+@pytest.mark.slow  # test_windows.py serves another
 def test_a_config_is_served_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
