@@ -8,6 +8,7 @@ layouts around it turning cut positions into cut heads and back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -177,14 +178,20 @@ def _cached_rule(node: Node, graph: Graph) -> Rule:
     )
 
 
-def _cached(call: Call) -> str:
-    mask = call.args[5] if len(call.args) > 5 and call.args[5] else "None"
-    axes = call.axis_text("t") if call.axes("t") else "()"
-    cap = f", {call.attr('cap')!r}" if call.attr("cap", 0) else ""
-    return (
-        f"{call.use('cached_attention')}({', '.join(call.args[:5])}, {mask},"
-        f" {call.attr('scale')!r}, {axes}{cap})"
-    )
+def cached_kernel(function: str, operands: int) -> Callable[[Call], str]:
+    """Writes the call of a kernel that attends to a cache, of so many operands and a mask behind
+    them."""
+
+    def text(call: Call) -> str:
+        mask = call.args[operands] if len(call.args) > operands else ""
+        axes = call.axis_text("t") if call.axes("t") else "()"
+        cap = f", {call.attr('cap')!r}" if call.attr("cap", 0) else ""
+        return (
+            f"{call.use(function)}({', '.join(call.args[:operands])}, {mask or 'None'},"
+            f" {call.attr('scale')!r}, {axes}{cap})"
+        )
+
+    return text
 
 
 def _rotary_rule(node: Node, graph: Graph) -> Rule:
@@ -222,7 +229,7 @@ register(
     Operator(
         "CachedAttention",
         _cached_rule,
-        _cached,
+        cached_kernel("cached_attention", 5),
         saves="",
         kind="attention",
         roles={"t": "sequence", "g": "tensor", "r": "tensor"},

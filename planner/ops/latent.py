@@ -12,6 +12,7 @@ from math import prod
 import numpy as np
 
 from planner.graph.ir import Graph, Node
+from planner.ops.attention import cached_kernel
 from planner.ops.base import Call, Operator, register
 from planner.ops.cost import Kernel, Passes, Pieces
 from planner.sharding.rule import KernelCollective, Rule, parse
@@ -36,16 +37,6 @@ def _cached_rule(node: Node, graph: Graph) -> Rule:
     )
     pairs = q[0] * q[1] * q[2] * (past[2] + new[2])
     return replace(rule, inner=joined, flops=2.0 * pairs * (q[3] + turned[3] + new[3]))
-
-
-def _cached(call: Call) -> str:
-    mask = call.args[6] if len(call.args) > 6 and call.args[6] else "None"
-    axes = call.axis_text("t") if call.axes("t") else "()"
-    cap = f", {call.attr('cap')!r}" if call.attr("cap", 0) else ""
-    return (
-        f"{call.use('cached_latent_attention')}({', '.join(call.args[:6])}, {mask},"
-        f" {call.attr('scale')!r}, {axes}{cap})"
-    )
 
 
 def _widths(node: Node, graph: Graph) -> tuple[int, int]:
@@ -105,7 +96,7 @@ register(
     Operator(
         "CachedLatentAttention",
         _cached_rule,
-        _cached,
+        cached_kernel("cached_latent_attention", 6),
         saves="",
         kind="attention",
         roles={"t": "sequence", "h": "tensor"},

@@ -25,6 +25,7 @@ from planner.serving.result import Serving
 from planner.serving.serve import reopened, serve
 from tests.serving.test_cache_type import run
 from tests.serving.test_serving import (
+    cut_along_positions,
     emitted,
     generated,
     greedy,
@@ -254,23 +255,7 @@ def test_a_window_of_latents_generates_alike(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_latents_cut_along_positions_generate_alike(tmp_path: Path) -> None:
     """Pinned: no search of so small a model would choose it."""
-    made = serve(TINY, prompt=8, generate=8, concurrency=4, devices=8)
-    models, mesh = reopened(made, TINY), {"data": (2,), "tensor": (4,)}
-    request = make_request(
-        devices=8, hardware=None, topology=None, workload="infer", baselines=False
-    )
-    joint = Joint(models[0], models[1], request)
-    cut = {"*/self_attn/Attention": {"split": {"t": ["tensor"]}}}
-    step = joint.solve(models[1], Pins(mesh, NO_TECHNIQUES, nodes=cut))
-    assert step is not None and step.best is not None
-    weights = weight_pins(step.base, step.best.plan, models[0].graph(1))
-    first = joint.solve(models[0], Pins(mesh, NO_TECHNIQUES, nodes=weights))
-    assert first is not None
-    made = replace(
-        made,
-        prompts=compose(models[0], request, first, {}, ()),
-        step=compose(models[1], request, step, {}, ()),
-    )
+    made = cut_along_positions(TINY, "*/self_attn/Attention")
     assert {str(layout) for _, layout in caches(made).values()} == {
         str([["data"], [], ["tensor"], []])
     }

@@ -108,6 +108,28 @@ def emitted(folder, source: str, made: Serving) -> str:
     return "serve.py"
 
 
+def cut_along_positions(source: str, attentions: str) -> Serving:
+    """A plan of 8 + 8 tokens on eight devices whose steps cut the caches of some attentions along
+    their positions in four. Pinned: no search of so small a model would choose it."""
+    made = serve(source, prompt=8, generate=8, concurrency=4, devices=8)
+    models, mesh = reopened(made, source), {"data": (2,), "tensor": (4,)}
+    request = make_request(
+        devices=8, hardware=None, topology=None, workload="infer", baselines=False
+    )
+    joint = Joint(models[0], models[1], request)
+    cut = {attentions: {"split": {"t": ["tensor"]}}}
+    step = joint.solve(models[1], Pins(mesh, NO_TECHNIQUES, nodes=cut))
+    assert step is not None and step.best is not None
+    weights = weight_pins(step.base, step.best.plan, models[0].graph(1))
+    first = joint.solve(models[0], Pins(mesh, NO_TECHNIQUES, nodes=weights))
+    assert first is not None
+    return replace(
+        made,
+        prompts=compose(models[0], request, first, {}, ()),
+        step=compose(models[1], request, step, {}, ()),
+    )
+
+
 def on_mesh(
     source: str,
     replicas: int,

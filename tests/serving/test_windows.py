@@ -4,7 +4,6 @@ and caches are as large as the window."""
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +17,18 @@ from models_zoo.hf_config import from_config
 from planner.cli import main
 from planner.emit.runtime.serve import serve as runtime
 from planner.errors import PlanError
-from planner.pins.pins import Pins
-from planner.search.build_request import make_request
-from planner.search.to_strategy import compose
 from planner.serving.continuous import BLOCK, Limits
-from planner.serving.joint import NO_TECHNIQUES, Joint, weight_pins
 from planner.serving.result import Serving
-from planner.serving.serve import reopened, serve
-from tests.serving.test_serving import emitted, generated, greedy, on_mesh, prompts, uncached
+from planner.serving.serve import serve
+from tests.serving.test_serving import (
+    cut_along_positions,
+    emitted,
+    generated,
+    greedy,
+    on_mesh,
+    prompts,
+    uncached,
+)
 
 TINY = "zoo:llama-tiny,cache=1,weights=inline,kv_heads=4,full_every=2"
 GEMMA = {
@@ -88,23 +91,7 @@ def test_experts_and_spread_attention_have_windows_too(source: str, tmp_path: Pa
 def test_a_window_cut_along_positions_generates_alike(window: int, tmp_path: Path) -> None:
     """Pinned: no search of so small a model would choose it."""
     source = f"{TINY},window={window}"
-    made = serve(source, prompt=8, generate=8, concurrency=4, devices=8)
-    models, mesh = reopened(made, source), {"data": (2,), "tensor": (4,)}
-    request = make_request(
-        devices=8, hardware=None, topology=None, workload="infer", baselines=False
-    )
-    joint = Joint(models[0], models[1], request)
-    cut = {"*/layers.0/self_attn/Attention": {"split": {"t": ["tensor"]}}}
-    step = joint.solve(models[1], Pins(mesh, NO_TECHNIQUES, nodes=cut))
-    assert step is not None and step.best is not None
-    weights = weight_pins(step.base, step.best.plan, models[0].graph(1))
-    first = joint.solve(models[0], Pins(mesh, NO_TECHNIQUES, nodes=weights))
-    assert first is not None
-    made = replace(
-        made,
-        prompts=compose(models[0], request, first, {}, ()),
-        step=compose(models[1], request, step, {}, ()),
-    )
+    made = cut_along_positions(source, "*/layers.0/self_attn/Attention")
     assert [window, [["data"], [], ["tensor"], []]] in [
         [t["shape"][2], t["layout"]]
         for t in made.step.tensors.values()
