@@ -29,6 +29,11 @@ from planner.ops.ties import masked_keys
 from planner.sharding.layout import group
 from planner.sharding.rule import Dim, KernelCollective, Rule, parse
 
+CACHED_BESIDE = 6
+"""Kernels of a step that attends to a cache, beside the first that reads it: scores of the newest
+keys, the largest of all, the weights of both, and the sums of values (benchmarks/RESULTS.md, "Bytes
+of a decode step")."""
+
 
 def _attention_rule(node: Node, graph: Graph) -> Rule:
     """Batch, key-value heads, query heads per key-value head and query positions split; keys only
@@ -235,6 +240,7 @@ register(
         roles={"t": "sequence", "g": "tensor", "r": "tensor"},
         own_precision=(5,),
         caches=(3, 4),
+        gpu_beside=CACHED_BESIDE,
     ),
     Operator(
         "RotaryEmbedding",

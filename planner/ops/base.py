@@ -183,6 +183,9 @@ class Operator:
     gpu_sums: int = 0
     """Launches that it takes beside there, where operand 1 has a gradient: sums over rows end in
     kernels of few blocks."""
+    gpu_beside: int = 0
+    """Kernels that run beside the one that reads its operands there, each over as much as its
+    result."""
     fusible: bool = False
     """Whether a compiler fuses it into its neighbours (element-wise work): its operands are then
     not read again from memory."""

@@ -30,6 +30,12 @@ ALIGNED = {TRITON: 64, MOSAIC: LANES}
 """What the widths of experts are multiples of."""
 SHORT = {TRITON: ("bfloat16", "float16"), MOSAIC: ("bfloat16",)}
 """Types of operands."""
+INDEX = 4
+"""Bytes of a row's number, int32."""
+PLACING = 9
+"""Kernels that sort rows by expert and find the place of each, beside those that move the rows:
+what XLA's GPU compiler makes of a layer of a decode step (benchmarks/RESULTS.md, "Bytes of a decode
+step"). Each moves a number a row, and takes its launch."""
 
 
 # Many parameters: what decides about the device, the program and the plan, by keyword.
@@ -89,8 +95,8 @@ def places(kernel: str, rows: int, experts: int) -> int:
 def kernel_passes(
     kernel: str, pieces: Pieces, local: Mapping[str, int], given: int, rows: float, layers: int
 ) -> Passes:
-    """Rows into the order of experts, a kernel for each product, the hidden activation, and each
-    token's rows summed; in the backward pass the hidden activation is made again. rows: of the
+    """Places found, rows into the order of experts, a kernel for each product, the hidden
+    activation, and each token's rows summed; in the backward pass the hidden activation is made again. rows: of the
     busiest device, of those given; layers: products of a forward pass."""
     itemsize, kept = pieces.itemsize("float32"), pieces.weight_itemsize("float32")
     h, f, experts = local["h"], local["f"], local["e"]
@@ -108,12 +114,12 @@ def kernel_passes(
         tile.weights_flops(rows, experts, h, f), tile.weights_moved(rows, experts, h, f) * itemsize
     )
     sorted_once, summed = Kernel(0.0, 2 * wide * h), Kernel(0.0, 2 * rows * h * itemsize)
-    hidden = Kernel(0.0, layers * wide * f)
+    hidden, placed = Kernel(0.0, layers * wide * f), Kernel(0.0, 2.0 * INDEX * given, PLACING)
     pulled = Kernel(0.0, (2 * layers + 1) * wide * f)
     trained = pieces.backward / (3 - 1 / layers)  # the part of all gradients that are asked for
     backward = (into, layers), (out_of, layers - 1), (gradients, layers)
     return (
-        (sorted_once, summed, hidden, *[into] * (layers - 1), out_of),
+        (placed, sorted_once, summed, hidden, *[into] * (layers - 1), out_of),
         (
             *(sorted_once, sorted_once, summed, hidden, pulled),
             *(replace(one, often=trained * times) for one, times in backward),

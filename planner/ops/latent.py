@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from planner.graph.ir import Graph, Node
-from planner.ops.attention import cached_kernel
+from planner.ops.attention import CACHED_BESIDE, cached_kernel
 from planner.ops.base import Call, Operator, register
 from planner.ops.cost import Kernel, Passes, Pieces
 from planner.sharding.rule import KernelCollective, Rule, parse
@@ -103,6 +103,7 @@ register(
         words={"b": "batch", "h": "heads", "t": "keys"},
         own_precision=(6,),
         caches=(4, 5),
+        gpu_beside=CACHED_BESIDE,
     ),
     Operator(
         "HeadProduct",

@@ -15,7 +15,7 @@ from planner.execution.odd_heads import ALIGNED, odd_heads, widenings
 from planner.graph.ir import OF_PRODUCT, Graph, Node
 from planner.ops import operator_of
 from planner.ops.control import Region, region, trips
-from planner.ops.cost import Pieces
+from planner.ops.cost import Kernel, Pieces
 from planner.pricing.split_arrays import SplitArrays, compute_type, program_type
 from planner.sharding.layout import local_shape
 from planner.sharding.rule import Split
@@ -123,6 +123,9 @@ def times_of(
             forward = pricer.carried_s(moved, dtype)
         else:
             forward = pricer.kernels_s(flops, moved, dtype, product)
+        if on_gpu and operator.gpu_beside:
+            each = [Kernel(0.0, 2 * size, operator.gpu_beside) for size in outs.tolist()]
+            forward = forward + np.array([pricer.pass_s((kernel,), dtype) for kernel in each])
         if product is not None:
             return forward, _gradients_s(base, i, cuts, product, moved, pricer)
     if not base.training or base.grad.isdisjoint(node.outputs):

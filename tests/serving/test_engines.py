@@ -236,7 +236,7 @@ def test_a_plan_for_requests_that_arrive_says_its_limits(tmp_path: Path) -> None
         "zoo:llama-tiny,cache=1",
         rate=str(tmp_path / "t\nrm.csv"),
         concurrency=8,
-        devices=4,
+        devices=2,
         prefill_tokens=64,
         hardware="h100-sxm",
     )
