@@ -96,8 +96,8 @@ def kernel_passes(
     kernel: str, pieces: Pieces, local: Mapping[str, int], given: int, rows: float, layers: int
 ) -> Passes:
     """Places found, rows into the order of experts, a kernel for each product, the hidden
-    activation, and each token's rows summed; in the backward pass the hidden activation is made again. rows: of the
-    busiest device, of those given; layers: products of a forward pass."""
+    activation, and each token's rows summed; in the backward pass the hidden activation is made
+    again. rows: of the busiest device, of those given; layers: products of a forward pass."""
     itemsize, kept = pieces.itemsize("float32"), pieces.weight_itemsize("float32")
     h, f, experts = local["h"], local["f"], local["e"]
     wide, spared = places(kernel, given, experts) * itemsize, experts * h * f * (itemsize - kept)
