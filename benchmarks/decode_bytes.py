@@ -47,6 +47,7 @@ class Case:
     model: str
     quantize: str = "none"
     cache_type: str = "compute"
+    precision: str = "bf16-mixed"
 
 
 CASES = (
@@ -58,6 +59,9 @@ CASES = (
     Case("deepseek-v2-lite, 8 layers, latents", "zoo:deepseek-v2-lite,layers=8"),
     Case("llama3-8b, int8 weights", "zoo:llama3-8b,cache=1", "int8"),
     Case("llama3-8b, fp8 cache", "zoo:llama3-8b,cache=1", "none", "fp8"),
+    Case("llama3-8b, fp8", "zoo:llama3-8b,cache=1", precision="fp8"),
+    Case("mixtral-8x7b, 4 layers, fp8", "zoo:mixtral-8x7b,cache=1,layers=4", precision="fp8"),
+    Case("deepseek-v3, fp8", "zoo:deepseek-v3,layers=5,experts=64", precision="fp8"),
 )
 
 
@@ -75,6 +79,7 @@ def measured(case: Case, target: Target, prefill: bool) -> dict[str, Any]:
         hardware=HARDWARE[target.text],
         quantize=case.quantize,
         cache_type=case.cache_type,
+        precision=case.precision,
     )
     module = load_program(program(made, case.model), compute="bfloat16")
     mesh: Any = jax.make_mesh(

@@ -4,12 +4,13 @@ linear layers.
 Attention, norms and what lies between products stay as they are, and so do routed experts, whose
 blocks of rows have kernels of their own, convolutions, and the head: the products that the loss (or
 a result) is read from, whose rounding no later layer makes good. Extents are whole multiples of 16,
-as tensor cores take them.
+as tensor cores take them. Of a graph whose weights are kept in float8 (planner.serving.quantize)
+they are those that it marks, routed experts among them.
 """
 
 from __future__ import annotations
 
-from planner.graph.ir import Graph
+from planner.graph.ir import KEPT_FLOAT8, Graph
 from planner.ops import operator_of
 
 ALIGNED = 16
@@ -17,10 +18,11 @@ ALIGNED = 16
 
 def eight_bit(graph: Graph) -> frozenset[int]:
     """Nodes that multiply activations by a weight of whole multiples of ALIGNED, but for the
-    head."""
+    head; or those that are marked."""
     if "eight bit" not in graph.memo:
-        head = heads(graph)
-        graph.memo["eight bit"] = frozenset(
+        marked = frozenset(i for i, n in enumerate(graph.nodes) if n.attrs.get(KEPT_FLOAT8))
+        head = frozenset() if marked else heads(graph)
+        graph.memo["eight bit"] = marked or frozenset(
             i for i in range(len(graph.nodes)) if i not in head and _is_linear(graph, i)
         )
     known: frozenset[int] = graph.memo["eight bit"]

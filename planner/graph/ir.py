@@ -151,8 +151,11 @@ DTYPE_BYTES: Mapping[str, float] = {
     "complex128": 16,
 }
 OF_PRODUCT = "of_product"
-"""Attribute of a Mul that multiplies a product's columns by a number each (scales of int8 weights):
-it is computed as the product's sums are written, in the product's own kernel."""
+"""Attribute of a Mul that multiplies a product's columns by a number each (scales of int8 and
+float8 weights): it is computed as the product's sums are written, in the product's own kernel."""
+KEPT_FLOAT8 = "kept_float8"
+"""Attribute of products and routed experts whose weights are kept in float8: the rows that they
+multiply are made float8 too, each by its own largest value."""
 FLOATS = frozenset({"float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
 
 

@@ -105,7 +105,7 @@ class Pieces:
     a multiple of the forward pass, of nodes with products. attention_kernel: the fused attention
     of the device, "" for none; widest_head: most elements of a head that it takes. compute: dtype
     of activations. partitioned: whether the compiler's partitioner places the collectives.
-    on_chip: bytes of a core's own memory, of TPUs.
+    on_chip: bytes of a core's own memory, of TPUs. float8: whether the device multiplies it.
     grouped_experts: whether one kernel multiplies the rows of all experts of a device. programs:
     whether what is priced is an emitted program, and no framework's.
     """
@@ -128,6 +128,7 @@ class Pieces:
     compute: str
     partitioned: bool
     on_chip: int = 0
+    float8: bool = False
     grouped_experts: bool = False
     programs: bool = True
 

@@ -24,7 +24,7 @@ from math import ceil, prod
 
 import numpy as np
 
-from planner.graph.ir import Graph, Node
+from planner.graph.ir import KEPT_FLOAT8, Graph, Node
 from planner.ops.attention_kernels import Chosen
 from planner.ops.base import Call, NoRule, Operator, register, tuple_text
 from planner.ops.cost import Dots, Kernel, Passes, Pieces, Product
@@ -38,10 +38,13 @@ from planner.ops.expert_capacity import (
     sample_dims,
 )
 from planner.ops.expert_kernels import (
+    casts,
     chosen_for_experts,
+    kept_itemsize,
     kernel_of,
     kernel_passes,
     kernel_workspace,
+    operand_type,
     places,
 )
 from planner.ops.expert_load import busiest_blocks, busiest_rows, counts_of, imbalance_of
@@ -103,7 +106,8 @@ def _rule(node: Node, graph: Graph) -> Rule:
         ("e f h!" if node.attrs.get("trans_in") else "e h! f"),
         ("e h! f" if node.attrs.get("trans_out") else "e f h!"),
     )
-    sides = (f"{lead} h!", f"{lead} k!", f"{lead} k!", into, into, out_of, "e f", "e f", "e h!")
+    of_columns = "e f", "e f", "e h!"  # biases, then scales of weights that are kept in float8
+    sides = (f"{lead} h!", f"{lead} k!", f"{lead} k!", into, into, out_of, *of_columns, *of_columns)
     line = ",".join(side if name else "" for side, name in zip(sides, node.inputs, strict=False))
     rule = parse(f"{line} -> {lead} h!", shapes, outs, sizes=sizes, no_pad=frozenset({"e", "f"}))
     cut = (f for dim in rule.operands[1] for f in dim if f not in rule.whole)
@@ -120,6 +124,7 @@ def _exchange(node: Node, rule: Rule, pairs: tuple[str, ...]) -> tuple[KernelCol
     if not pairs:
         return ()
     rows = tuple(f for dim in rule.operands[1] for f in dim)
+    short = bool(node.attrs.get(KEPT_FLOAT8))  # rows go to their experts in float8, with a scale
     to = partial(
         KernelCollective,
         "+".join(pairs),
@@ -133,7 +138,8 @@ def _exchange(node: Node, rule: Rule, pairs: tuple[str, ...]) -> tuple[KernelCol
     return (
         KernelCollective("+".join(pairs), "all-reduce", (), 1, 0, kept=False),
         to((), 1, 0),
-        to(("h",), 2, 3, 0),
+        *((to((), 1, 0), to(("h",), 1, 0, 1)) if short else ()),
+        to(("h",), 1 if short else 2, 3, 0),
         to((), 0, 1, 8),
         to((), 0, 1, 0),
     )
@@ -196,14 +202,16 @@ def kernel_of_experts(
     on_chip: int,
     compute: str,
     partitioned: bool,
+    float8: bool,
 ) -> Chosen:
-    """Which kernel the emitted program runs experts without a capacity with, and why."""
+    """Which kernel the emitted program runs experts without a capacity with, and why. float8:
+    whether the device multiplies it."""
     (rows, count), local = blocks(rule, split, mesh, trained), rule.local(split, mesh)
     return chosen_for_experts(
         local,
         device_kernel=device_kernel,
         on_chip=on_chip,
-        compute=compute,
+        compute=operand_type(node, compute, float8),
         partitioned=partitioned,
         given=given_rows(rule, split, mesh),
         held=rows * count * local["e"],
@@ -223,7 +231,7 @@ def _mix(call: Call, gated: bool) -> str:
 
 def _kernel(call: Call) -> str:
     x, index, share = call.args[:3]
-    gate, up, down, gate_bias, up_bias, down_bias = (
+    gate, up, down, gate_bias, up_bias, down_bias, *scales = (
         *(a or "None" for a in call.args[3:]),
         *["None"] * (9 - len(call.args)),
     )
@@ -234,7 +242,8 @@ def _kernel(call: Call) -> str:
         ("rh,fh->rf" if call.attr("trans_in", 0) else "rh,hf->rf"),
         ("rf,hf->rh" if call.attr("trans_out", 0) else "rf,fh->rh"),
     )
-    stacks = f"({gate}, {up}, {down}, {gate_bias}, {up_bias}, {down_bias})"
+    every = (gate, up, down, gate_bias, up_bias, down_bias, *scales)
+    stacks = f"({', '.join(every)})"
     if capacity_of(call.node):
         return capped_text(call, stacks, mix, (into, out_of))
     rows, count = blocks(call.rule, call.split, call.mesh, call.trained)
@@ -273,8 +282,9 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
         return capped_passes(pieces, _layers(pieces.node))
     if pieces.grouped_experts:
         return [_grouped(pieces, split) for split in pieces.splits]
-    itemsize, kept = pieces.itemsize("float32"), pieces.weight_itemsize("float32")
+    itemsize, kept = pieces.itemsize("float32"), kept_itemsize(pieces)
     layers, found = _layers(pieces.node), list[Passes]()
+    short = bool(pieces.node.attrs.get(KEPT_FLOAT8))
     summed = len(pieces.trained_slots & {3, 4, 5})
     for split in pieces.splits:
         rows, count = blocks(pieces.rule, split, pieces.mesh, pieces.trained)
@@ -294,7 +304,8 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
         )
         experts, moved = often / count, 4 * rows * h * itemsize
         product = Kernel(2.0 * rows * h * f, h * f * kept + rows * (h + f) * itemsize)
-        forward = (Kernel(0.0, moved, often), replace(product, often=layers * often))
+        made = tuple(Kernel(0.0, moved, often) for moved in casts(rows * (h + f) * itemsize, short))
+        forward = (Kernel(0.0, moved, often), *made, replace(product, often=layers * often))
         again = tuple(replace(k, often=pieces.backward * k.often) for k in forward)
         sums = Kernel(0.0, SUM_BYTES * h * f, summed * often)
         found.append(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from math import prod
 
-from planner.graph.ir import Graph, Node
+from planner.graph.ir import KEPT_FLOAT8, Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
 from planner.ops.cost import Dots, Product, bilinear
 from planner.ops.space import brought, cut_of, reach, spelled, window, with_rows
@@ -40,7 +40,8 @@ def _matmul(call: Call) -> str:
         b = f"{call.use('pad_to')}({b}, {0 if call.node.attrs.get('trans_b') else 1}, {call.wide})"
     if call.float8:
         turned = ", True" if call.node.attrs.get("trans_b") else ""
-        return f"{call.use('dot8')}({a}, {b}{turned})"
+        kernel = "rows8" if call.node.attrs.get(KEPT_FLOAT8) else "dot8"
+        return f"{call.use(kernel)}({a}, {b}{turned})"
     if call.node.attrs.get("trans_a"):
         a = f"jnp.swapaxes({a}, -1, -2)"
     if call.node.attrs.get("trans_b"):

@@ -3,7 +3,7 @@
 each operand and over the result's gradient for its largest value, and one that writes it in float8.
 
 Products of one operand share its float8 copy, which compilers make once; the backward pass keeps
-the operands as they were, and their scales.
+the operands as they were, and their scales. Weights that are kept in float8 are read as they are.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from costmodels.products import Product
 from planner.analysis.facts import GraphFacts
 from planner.execution.eight_bit import eight_bit
+from planner.graph.ir import KEPT_FLOAT8
 from planner.ops.cost import Pieces
 from planner.pricing.pricer import Pricer
 from planner.pricing.product_extents import product_of
@@ -34,6 +35,8 @@ def float8_times(
     work = pieces.rule.flops * pieces.share("")
     extents = product_of(pieces.rule, cuts, work)
 
+    kept = bool(node.attrs.get(KEPT_FLOAT8))
+
     def product(read: np.ndarray, written: np.ndarray, of: Product | None) -> np.ndarray:
         return pricer.kernels_s(work, read / 2 + written, pricer.recipe.compute, of)
 
@@ -43,8 +46,10 @@ def float8_times(
     def converted(size: np.ndarray) -> np.ndarray:
         return pricer.kernels_s(np.zeros(len(size)), 1.5 * size, pricer.recipe.between)
 
-    forward = (largest(xs) + converted(xs)) / readers + largest(ws) + converted(ws)
-    forward += product(xs + ws, outs, extents)
+    forward = (largest(xs) + converted(xs)) / readers
+    if kept:
+        return forward + product(xs + 2 * ws, outs, extents), np.zeros(len(pieces.splits))
+    forward += largest(ws) + converted(ws) + product(xs + ws, outs, extents)
     if not pieces.trained:
         return forward, np.zeros(len(pieces.splits))
     backward = largest(outs) + converted(outs)

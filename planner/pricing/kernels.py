@@ -12,10 +12,11 @@ import numpy as np
 from costmodels.products import Product
 from planner.execution.collective import inner_collectives
 from planner.execution.odd_heads import ALIGNED, odd_heads, widenings
-from planner.graph.ir import OF_PRODUCT, Graph, Node
+from planner.graph.ir import KEPT_FLOAT8, OF_PRODUCT, Graph, Node
 from planner.ops import operator_of
 from planner.ops.control import Region, region, trips
 from planner.ops.cost import Kernel, Pieces
+from planner.ops.expert_kernels import FLOAT8
 from planner.pricing.split_arrays import SplitArrays, compute_type, program_type
 from planner.sharding.layout import local_shape
 from planner.sharding.rule import Split
@@ -95,7 +96,7 @@ def times_of(
     of_product = pricer.topology.device.kind == "tpu" and i in base.after_products
     if operator.free or node.attrs.get(OF_PRODUCT) or of_product:
         return np.zeros(len(splits)), np.zeros(len(splits))
-    if dtype != "float32" and dtype != pricer.recipe.between:
+    if operator.passes is None and dtype not in ("float32", pricer.recipe.between):
         return float8_times(base, i, cuts, pieces_of(base, i, splits, pricer, cuts), outs, pricer)
     if operator.passes is not None:
         pieces = pieces_of(base, i, splits, pricer, cuts)
@@ -223,6 +224,7 @@ def pieces_of(
         compute=pricer.recipe.between,
         partitioned=pricer.runtime.partitioned,
         on_chip=pricer.topology.device.on_chip_bytes,
+        float8=FLOAT8 in pricer.topology.device.peak_flops_per_s,
         grouped_experts=pricer.runtime.grouped_experts,
         programs=pricer.runtime.kernels is None and not pricer.runtime.grouped_experts,
     )
@@ -291,7 +293,8 @@ def working_of(
     if operator.in_place and trained:
         size = size - ins
     if program_type(base.graph, i, pricer.recipe) != pricer.recipe.between and rule.flops:
-        size = size + (ins + outs) / 2  # float8 copies
+        kept = bool(node.attrs.get(KEPT_FLOAT8))
+        size = size + (ins - weights if kept else ins + outs) / 2  # float8 copies
     if operator.workspace is not None:
         size = size + operator.workspace(pieces_of(base, i, splits, pricer, cuts), outs)
     return size

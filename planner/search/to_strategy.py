@@ -28,6 +28,7 @@ from planner.machine.topology import Mesh
 from planner.ops import operator_of
 from planner.ops.attention_kernels import Chosen, chosen, is_attention
 from planner.ops.expert_capacity import capacity_of
+from planner.ops.expert_kernels import FLOAT8
 from planner.ops.expert_load import dropped, dropped_choices, expert_nodes
 from planner.ops.experts import kernel_of_experts
 from planner.pricing.breakdown import details
@@ -218,6 +219,7 @@ def expert_kernels(request: Request, base: GraphFacts, flow: Flow) -> dict[str, 
             on_chip=request.topology.device.on_chip_bytes,
             compute=request.recipe.between,
             partitioned=request.partitioned,
+            float8=FLOAT8 in request.topology.device.peak_flops_per_s,
         )
         for i, node in ((i, base.graph.nodes[i]) for i, _ in expert_nodes(base.graph))
         if not capacity_of(node) and base.shared[i] == i

@@ -35,8 +35,8 @@ BY_HAND = re.compile(r"(ep=\d+ )?tp=\d+")
 NODES = ": ${HEAD:?address of the first node} ${NODE:?number of this node, 0 for the first}\n"
 HEADLESS = '((NODE == 0)) || set -- --headless "$@"\n'
 """Nodes but the first have no server of their own."""
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-"""How a precision begins -> what both engines call it."""
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "bfloat16"}
+"""How a precision begins -> what both engines call it; of fp8, what lies between products."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class Service:
     """prefill or decode, of replicas that do one of both"""
     shared: bool = False
     """Whether all replicas share the experts"""
+    fp8: bool = False
+    """Whether weights are kept in float8, and rows made so"""
 
     @property
     def together(self) -> int:
@@ -76,6 +78,7 @@ def vllm(s: Service) -> list[str]:
         words += ["--data-parallel-address", '"$HEAD"', "--data-parallel-rpc-port", "13345"]
     words += ["--dtype", s.dtype, "--max-model-len", str(s.length)]
     words += ["--max-num-seqs", str(s.sequences)]
+    words += ["--quantization", "fp8"] if s.fp8 else []
     words += ["--kv-cache-dtype", "fp8"] if s.fp8_cache else []
     # vLLM asks for a token of every sequence in a pass.
     words += ["--max-num-batched-tokens", str(max(s.tokens, s.sequences))]
@@ -98,6 +101,7 @@ def sglang(s: Service) -> list[str]:
         words += ["--dist-init-addr", '"$HEAD:5000"']
     words += ["--dtype", s.dtype, "--context-length", str(s.length)]
     words += ["--max-running-requests", str(s.sequences * s.together)]
+    words += ["--quantization", "fp8"] if s.fp8 else []
     words += ["--kv-cache-dtype", "fp8_e4m3"] if s.fp8_cache else []
     words += ["--chunked-prefill-size", str(s.tokens * s.together)]
     return [*words, "--disaggregation-mode", s.role] if s.role else words
@@ -158,6 +162,7 @@ def _hand_over_pools(serving: Serving, to: str, row: Mapping[str, Any]) -> Hando
             length=int(serving.traffic["longest"]),  # type: ignore[index]
             dtype=dtype,
             fp8_cache=serving.shape.cache_type == "fp8",
+            fp8=serving.shape.quantize == "fp8",
             role=role,
         )
         parts.append(f'  {role}) shift; {_command(ENGINES[to](service), indent=4)} "$@" ;;\n')
@@ -207,6 +212,7 @@ def service_of(serving: Serving, row: Mapping[str, Any]) -> Service:
         dtype=dtype,
         fp8_cache=shape.cache_type == "fp8",
         shared=str(row["label"]).startswith("ep="),
+        fp8=shape.quantize == "fp8",
     )
 
 
@@ -214,7 +220,7 @@ def _dtype(serving: Serving) -> str:
     """How engines call the precision. Raises PlanError P192 for one that they have no word for."""
     quantize, precision = serving.shape.quantize, str(serving.step.workload["precision"])
     dtype = next((t for begin, t in DTYPES.items() if precision.startswith(begin)), "")
-    if quantize != "none" or not dtype:
+    if quantize not in ("none", "fp8") or not dtype:
         what = f"--quantize {quantize}" if dtype else f"precision {precision}"
         raise PlanError(
             "P192",

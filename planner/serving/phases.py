@@ -90,8 +90,8 @@ class PhaseModel(Model):
             read = self._read(self.proto, 1, s.length + 1, form.pasts)
             graph = step_graph(read, form, self._windows(form))
             graph = with_cache_of(graph, form, s.cache_type)
-        if s.quantize == "int8":
-            graph = quantized(graph, self._absorbed(form))
+        if s.quantize != "none":
+            graph = quantized(graph, s.quantize, self._absorbed(form))
         notes = tuple(n for n in graph.notes if not n.startswith("batch "))  # it was given
         dims = {**graph.dims, "batch": self.rows}
         return replace(graph, name=self.name, dims=dims, notes=notes, unstacked=True)

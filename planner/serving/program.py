@@ -40,6 +40,8 @@ from planner.sharding.layout import local_shape
 
 CACHE_TYPES = {"compute": "None", "fp8": "jnp.float8_e4m3fn"}
 """How keys and values are kept -> its text."""
+WEIGHT_TYPES = {"none": "None", "int8": "jnp.int8", "fp8": "jnp.float8_e4m3fn"}
+"""How weights of products are kept -> its text."""
 FILES = (*KERNELS, "frame", "serve")
 READ_COLUMNS = 64
 """Of weights that it reads side by side in one product, the GPU compiler's kernels take at least so
@@ -120,7 +122,7 @@ def emit_serving(
         layered_table(
             second, "CACHE", "keys and values so far, as steps hand out new ones", caches
         ),
-        _quantized(first),
+        _quantized(first, service.quantize),
         *map(_outputs, writers),
     ]
     both = [
@@ -181,18 +183,20 @@ def _merged_labels(first: Writer, second: Writer) -> str:
     return labels_table(first)
 
 
-def _quantized(w: Writer) -> str:
-    """QUANTIZED."""
+def _quantized(w: Writer, quantize: str) -> str:
+    """QUANTIZED and WEIGHT_TYPE."""
     rows = {
         weight: f"({literal(w.parameters[scale].key)}, {dim})"
         for weight, (scale, dim) in scales(w.flow.graph).items()
         if weight in w.parameters
     }
+    kept = f"WEIGHT_TYPE = {WEIGHT_TYPES[quantize]}  # of the weights in QUANTIZED"
     if not rows:
-        return "QUANTIZED = {}\n"
+        return f"{kept}\nQUANTIZED = {{}}\n"
     return "\n".join(
         [
-            "# int8 weight -> (its scales, the dim that each is taken over)",
+            kept,
+            "# weight -> (its scales, the dim that each is taken over)",
             "QUANTIZED = {",
             *(f"    {literal(w.parameters[weight].key)}: {row}," for weight, row in rows.items()),
             "}",

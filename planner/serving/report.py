@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodels.hardware.units import show_bytes, show_time
+from planner.machine.topology import from_json
 from planner.report.notation import extent_names, short_labels
 from planner.report.summary import machine, title
 from planner.serving.result import (
@@ -83,6 +84,8 @@ def _head(serving: Serving, width: int, style: Style) -> list[str]:
     ]
     if s["quantize"] == "int8":
         said.append("int8 weights of products, a scale for each column")
+    if s["quantize"] == "fp8":
+        said.append(_in_fp8(strategy))
     if s.get("cache_type") == "fp8":
         said.append("keys and values in float8_e4m3fn")
     return [
@@ -90,6 +93,19 @@ def _head(serving: Serving, width: int, style: Style) -> list[str]:
         *lines[1:],
         *(style.dim(line) for line in hang("assumed: ", "; ".join(said), width)),
     ]
+
+
+def _in_fp8(strategy: Strategy) -> str:
+    """What is kept and multiplied in float8, and by devices that do not multiply it, how."""
+    said = (
+        "weights of products and experts in float8_e4m3fn, a scale for each column, and rows made"
+        " float8 as they come; head, router, what spreads latents, attention and norms in bf16"
+    )
+    device = from_json(strategy.topology).device
+    if "float8_e4m3fn" in device.peak_flops_per_s:
+        return said
+    name = device.name
+    return f"{said}; {name} multiplies no float8: weights take a byte, products the time of bf16"
 
 
 def _traffic(serving: Serving, width: int, style: Style) -> list[str]:

@@ -63,8 +63,8 @@ OBJECTIVES = ("throughput", "ttft", "tpot")
 @dataclass(frozen=True)
 class Service:
     """What is served: sequences at once, tokens of a prompt and tokens generated for each;
-    quantize: "none" or "int8"; wave: sequences whose prompts are passed at once (0: all);
-    cache_type: "compute" (as is computed) or "fp8"."""
+    quantize: "none", "int8" or (of --precision fp8) "fp8"; wave: sequences whose prompts are passed
+    at once (0: all); cache_type: "compute" (as is computed) or "fp8"."""
 
     prompt: int
     generate: int

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from costmodels.precision import load_recipe, recipe_names
 from planner.cache.folder import Cache
 from planner.errors import PlanError
 from planner.machine.group_names import named_groups
@@ -40,7 +41,8 @@ FEWEST = "fewest"
 CACHE_TYPES = ("compute", "fp8")
 """Of keys and values: as is computed, or float8_e4m3fn."""
 QUANTIZE = ("none", "int8")
-"""As the precision keeps them, or the products' as int8 with a scale for each column."""
+"""As the precision keeps them, or the products' as int8 with a scale for each column. In fp8 those
+of products and experts are float8 with a scale for each column (planner.serving.quantize)."""
 
 
 # Long: its list of options and what it says of them take two thirds of it.
@@ -102,6 +104,7 @@ def serve(
     )
     search = SearchOptions(solver=solver, seed=seed, baselines=False, cache=cache)
 
+    quantize = _kept(quantize, step.precision)
     kept = Service(1, 1, 1, quantize, cache_type=cache_type)
 
     def on(count: int | None) -> Asked:
@@ -142,6 +145,23 @@ def serve(
     }
     taken = assumptions(found.batch_given, found.asked.request, hardware, topology)
     return found.serving(taken, provenance, fewer, drafts)
+
+
+def _kept(quantize: str, precision: str) -> str:
+    """How weights of products are kept: as is asked, or in float8 where that is what they are
+    multiplied in. Raises PlanError P024 where both are asked for."""
+    choose("precision", precision, recipe_names())
+    recipe = load_recipe(precision)
+    if recipe.compute == recipe.between:
+        return quantize
+    if quantize != "none":
+        raise PlanError(
+            "P024",
+            f"--quantize {quantize} and --precision {precision} contradict each other: both say"
+            " how weights of products are kept",
+            help=[f"--precision {precision} alone", f"--quantize {quantize} alone"],
+        )
+    return "fp8"
 
 
 def _refuse_kinds(topology: Topology) -> None:

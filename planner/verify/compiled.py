@@ -68,6 +68,8 @@ def shapes(module: types.ModuleType, table: str, mesh: Any) -> dict[str, Any]:
         dtype = module.COMPUTE if row[1] == "float" else row[1]
         if table == "CACHE":
             dtype = module.CACHE_TYPE or module.COMPUTE
+        elif key in getattr(module, "QUANTIZED", ()):
+            dtype = module.WEIGHT_TYPE
         sharding = (
             module.parameter_at(mesh, key, row[-1])
             if hasattr(module, "parameter_at")

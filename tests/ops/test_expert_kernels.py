@@ -24,6 +24,7 @@ from costmodels.expert_tiles import (
 )
 from costmodels.hardware.device import device_names, load_device
 from planner.emit.runtime.kernels import expert_tiles, experts, fused_attention, grouped_experts
+from planner.graph.ir import Node
 from planner.ops.expert_kernels import ALIGNED, kernel_of, places
 from planner.verify.hlo.flops import dot_flops
 from planner.verify.hlo.kernels import kernels
@@ -175,6 +176,13 @@ def test_every_row_has_a_place_in_a_tile_of_its_expert(
     assert np.array_equal(np.diff(first), np.maximum(1, -(-used // rows)))
 
 
+def test_gpus_that_multiply_float8_are_those_of_their_files() -> None:
+    for device in map(load_device, device_names()):
+        if device.attention_kernel == "cudnn":
+            named = any(part in device.name.upper() for part in grouped_experts.FLOAT8)
+            assert named == ("float8_e4m3fn" in device.peak_flops_per_s)
+
+
 def test_tiles_of_plans_are_those_of_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     on(monkeypatch, NVIDIA)
     tiles = TILES[TRITON, "rows"], TILES[TRITON, "weights"]
@@ -234,8 +242,9 @@ def test_programs_choose_as_plans_do(
         class Asked:
             attention_kernel, on_chip = CHIPS.get(device, ("", 0))
             compute = dtype
-            partitioned = False
+            partitioned = float8 = False
             programs = True
+            node = Node("n", "RoutedExperts", (), ())
 
         local = {"h": hidden, "f": width, "e": 4}
         chosen = kernel_of(Asked(), local, 2 * tokens, 4 * rows)  # type: ignore[arg-type]

@@ -74,7 +74,9 @@ and by programs that generate, whose two phases are `prompts` and `step`:
     CACHE             the caches of keys and values, as FROZEN; the last dims are heads, positions,
                       features
     CACHE_TYPE        of what is in them; None: COMPUTE
-    QUANTIZED         int8 weight -> (its scales, the dim that each is taken over), both in FROZEN
+    QUANTIZED         weight in a byte -> (its scales, the dim that each is taken over), both in
+                      FROZEN
+    WEIGHT_TYPE       of those weights: int8 or float8_e4m3fn
 """
 
 from __future__ import annotations
@@ -125,6 +127,7 @@ STEP_OUTPUT_SPECS: tuple[Any, ...] = ()
 CACHE_TYPE: Any = None
 CACHE: dict[str, tuple[Any, ...]] = {}
 QUANTIZED: dict[str, tuple[str, int]] = {}
+WEIGHT_TYPE: Any = None
 PRODUCTS_APART = False
 SAME_GRADIENT: dict[str, str] = {}
 GATHERED: set[str] = set()

@@ -177,14 +177,16 @@ def tpu_how(grid, over, interpret):
 
 
 def pallas_result(kernel, named, shape, operands, how):
-    """A kernel's result, in the type of its last operand. Kernels do not say over which mesh axes
-    results differ: they are traced without that check, and the result differs as operands do."""
+    """A kernel's result, in the type of its last operand; bfloat16 of float8. Kernels do not say
+    over which mesh axes results differ: they are traced without that check, and the result differs
+    as operands do."""
     from jax._src.config import _check_vma as check_types
     from jax.experimental import pallas as pl
 
     last = operands[-1]
+    dtype = jnp.bfloat16 if last.dtype.itemsize == 1 else last.dtype
     with check_types(False):
         out = pl.pallas_call(
-            kernel, out_shape=jax.ShapeDtypeStruct(shape, last.dtype), name=named, **how
+            kernel, out_shape=jax.ShapeDtypeStruct(shape, dtype), name=named, **how
         )(*(untyped(x) for x in operands))
     return typed(out, spread(last, *operands))

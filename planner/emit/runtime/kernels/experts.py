@@ -2,7 +2,8 @@
 expert, and none is dropped.
 
 A stack is (gate, up, down, gate's bias, up's, down's), the experts in dim 0 of each, None where
-there is none. `how` is what the plan and the model fix: mix(gate's product, up's product), the
+there is none; of weights that are kept in float8 behind them scales of the columns of gate, up and
+down. `how` is what the plan and the model fix: mix(gate's product, up's product), the
 hidden activation; the products "rows x weight" of the first and of the last layer; rows of a block;
 and blocks of an expert at balance, which is what readers of the compiled program count.
 """
@@ -15,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from planner.emit.runtime.collectives.exchange import after
+from planner.emit.runtime.kernels.float8 import in_rows8, rows8
 from planner.emit.runtime.kernels.grouped_experts import (
     grouped_gradients,
     grouped_results,
@@ -89,7 +91,7 @@ def exchanged_experts(x, index, share, stacks, pieces, joint, slots, how):
         def one(r, out):
             row, token, real = packed(order, first, r)
             mine = there(jnp.where(real, ids[row], count))
-            rows = there(jnp.where(real[:, None], x[token], 0))
+            rows = sent_rows(there, jnp.where(real[:, None], x[token], 0), stacks)
             y = there(expert_results(how, rows, mine, jnp.ones_like(rows[:, 0]), stacks))
             return out.at[token].add(jnp.where(real, share[row], 0)[:, None] * y)
 
@@ -132,6 +134,15 @@ def exchanged_experts(x, index, share, stacks, pieces, joint, slots, how):
     return run(
         x.reshape(-1, x.shape[-1]), ids, share.reshape(-1), stacks, order, first, rounds
     ).reshape(x.shape)
+
+
+def sent_rows(there, rows, stacks):
+    """Rows on their way to experts; those whose weights are kept in float8 make rows float8 in any
+    case, and get them so."""
+    if len(stacks) == 6 or rows.dtype == jnp.float32:
+        return there(rows)
+    short, scale = in_rows8(rows)
+    return (there(short).astype(jnp.float32) * there(scale)).astype(rows.dtype)
 
 
 def alike(values):
@@ -178,13 +189,17 @@ def expert_block(order, first, e, b, rows, choices):
 
 def hidden_rows(x, stack, mix, form):
     """Hidden activations of one expert's rows."""
-    gate, up, _, gate_bias, up_bias, _ = stack
+    h = [None if stack[k] is None else expert_rows(x, stack, k, form) for k in (0, 1)]
+    return mix(*h)
 
-    def product(weight, bias):
-        y = jnp.einsum(form, x, weight)
-        return y if bias is None else y + bias
 
-    return mix(None if gate is None else product(gate, gate_bias), product(up, up_bias))
+def expert_rows(x, stack, k, form):
+    """One expert's rows times its weight k, with its bias where it has one."""
+    if len(stack) > 6:
+        y = rows8(x, stack[k], form in ("rh,fh->rf", "rf,hf->rh")) * stack[6 + k]
+    else:
+        y = jnp.einsum(form, x, stack[k])
+    return y if stack[3 + k] is None else y + stack[3 + k]
 
 
 def expert_results(how, x, ids, share, stacks):
@@ -202,8 +217,7 @@ def expert_results(how, x, ids, share, stacks):
         def step(b, out):
             row, token, real = expert_block(order, first, e, b, rows, choices)
             h = hidden_rows(jnp.where(real, x[token], 0), stack, mix, into)
-            y = jnp.einsum(out_of, h, stack[2])
-            y = y if stack[5] is None else y + stack[5]
+            y = expert_rows(h, stack, 2, out_of)
             return out.at[token].add(jnp.where(real, share[row][:, None] * y, 0))
 
         return over((first[e + 1] - first[e] + rows - 1) // rows, planned, step, out)

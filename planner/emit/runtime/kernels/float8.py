@@ -5,6 +5,9 @@ float32, the result has the type of the operands.
 Each device scales its own pieces. Nothing is sent in float8, so that no two devices need the same
 scale: what a device has is its product, or its part of a sum, in any case, and pieces are never
 scaled more coarsely than the whole.
+
+Programs that serve keep the weights themselves in float8, with a scale for each column that the
+program multiplies results by, and scale rows of activations each by its own largest value.
 """
 
 from __future__ import annotations
@@ -67,6 +70,24 @@ def times8(a, b, contracted):
     each, in float32."""
     sums = lax.dot_general(a[0], b[0], (contracted, ((), ())), preferred_element_type=jnp.float32)
     return sums * (a[1] * b[1])
+
+
+def rows8(x, w, transposed=False):
+    """x [..., k] times a weight that is kept in float8, [k, n], or [n, k] transposed, without the
+    scales of its columns; x in float8 row by row, where it is not float32."""
+    if x.dtype == jnp.float32:
+        w = w.astype(jnp.float32)
+        return jnp.matmul(x, w.T if transposed else w)
+    x8, scale = in_rows8(x)
+    contracted = (x.ndim - 1,), (1 if transposed else 0,)
+    return times8((x8, scale), (w, 1.0), contracted).astype(x.dtype)
+
+
+def in_rows8(x):
+    """(x [..., k] in float8, what each row was divided by [..., 1])."""
+    largest = jnp.max(jnp.abs(x), -1, keepdims=True).astype(jnp.float32)
+    scale = jnp.where(largest == 0, 1.0, largest / float(jnp.finfo(VALUES).max))
+    return in_float8(x, scale, VALUES), scale
 
 
 def varying_alike(*values):

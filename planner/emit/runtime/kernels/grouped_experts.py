@@ -22,6 +22,7 @@ from planner.emit.runtime.kernels.expert_tiles import (
     tpu_rows,
     tpu_weight_sums,
 )
+from planner.emit.runtime.kernels.float8 import in_rows8
 from planner.emit.runtime.kernels.fused_attention import WITHOUT_FLASH, device_name
 
 TILE = 128
@@ -30,6 +31,8 @@ WIDE, DEEP, SHORT = 256, 64, 64
 """Columns of a tile; elements that are summed at a time; rows that are, of a weight's gradient."""
 WARPS = 8
 """Among how many Triton divides a tile."""
+FLOAT8 = ("H100", "H200", "H20", "H800", "B200", "B300", "L4", "4090")
+"""GPUs that multiply float8, by parts of their names."""
 LOADS = {"A100": 3, "A800": 3, "A30": 3, "H100": 4, "H200": 4, "H20": 4, "H800": 4, "B200": 4}
 """How many pieces of operands Triton has under way, by parts of names of GPUs, as many as their
 shared memory takes; 2 on others."""
@@ -44,6 +47,7 @@ def takes_grouped(how, x, ids, stacks):
         (gpu or (name.startswith("TPU") and most_columns(max(sizes)) >= LANES))
         and x.dtype in ((jnp.bfloat16, jnp.float16) if gpu else (jnp.bfloat16,))
         and all(size % (DEEP if gpu else LANES) == 0 for size in sizes)
+        and (len(stacks) == 6 or (gpu and any(new in name for new in FLOAT8)))
         and 2 * most_tiles(ids.shape[0], count) <= 3 * most_tiles(how[3] * how[4] * count, count)
     )
 
@@ -84,9 +88,23 @@ def grouped_results(how, x, ids, share, stacks, interpret=False):
     source, place, _, expert, named = tile_places(how, ids, stacks[1].shape[0])
     rows = sorted_rows(x, source, ids)
     h = mix(*first_layer(into, rows, stacks, expert, named, interpret))
-    turned = out_of == "rf,hf->rh"
-    y = rows_by_experts(h, stacks[2], expert, turned, named, interpret)
-    return token_sums(with_bias(y, stacks[5], expert), place, share, x)
+    y = one_layer(h, stacks, 2, expert, out_of == "rf,hf->rh", named, interpret)
+    return token_sums(y, place, share, x)
+
+
+# Many parameters: as `rows_by_experts`.
+def one_layer(rows, stacks, k, expert, turned, named, interpret):
+    """Sorted rows times weight k of each tile's expert, with its bias; weights that are kept in
+    float8 take rows in float8, and their columns' scales."""
+    if len(stacks) == 6:
+        y = rows_by_experts(rows, stacks[k], expert, turned, named, interpret)
+        return with_bias(y, stacks[3 + k], expert)
+    short, scale = in_rows8(rows)
+    y = rows_by_experts(short, stacks[k], expert, turned, named, interpret)
+    real, each = of_tiles(stacks[6 + k], expert)
+    tiles = y.reshape(-1, tile_rows(), y.shape[1]) * jnp.where(real, each, 0)[:, None]
+    y = (tiles.reshape(y.shape) * scale).astype(rows.dtype)
+    return with_bias(y, stacks[3 + k], expert)
 
 
 # Long: the gradients of one function, which share what they are made of.
@@ -133,22 +151,25 @@ def grouped_gradients(how, x, ids, share, stacks, g, dstacks, interpret=False):
 
 def first_layer(form, rows, stacks, expert, named, interpret):
     """(gate's product or None, up's product) of sorted rows."""
-    gate, up, _, gate_bias, up_bias, _ = stacks
-
-    def product(w, bias):
-        y = rows_by_experts(rows, w, expert, form == "rh,fh->rf", named, interpret)
-        return with_bias(y, bias, expert)
-
-    return None if gate is None else product(gate, gate_bias), product(up, up_bias)
+    turned = form == "rh,fh->rf"
+    return tuple(
+        None if w is None else one_layer(rows, stacks, k, expert, turned, named, interpret)
+        for k, w in enumerate(stacks[:2])
+    )
 
 
 def with_bias(y, bias, expert):
     """Sorted rows with the bias of each tile's expert; empty tiles as they are."""
     if bias is None:
         return y
-    real, each = (expert < bias.shape[0])[:, None], bias[jnp.minimum(expert, bias.shape[0] - 1)]
+    real, each = of_tiles(bias, expert)
     added = jnp.where(real, each, 0).astype(y.dtype)[:, None]
     return (y.reshape(-1, tile_rows(), y.shape[1]) + added).reshape(y.shape)
+
+
+def of_tiles(values, expert):
+    """(which tiles have an expert [tiles, 1], values [E, N] of each tile's [tiles, N])."""
+    return (expert < values.shape[0])[:, None], values[jnp.minimum(expert, values.shape[0] - 1)]
 
 
 def expert_sums(values, expert, count):

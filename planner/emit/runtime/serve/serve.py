@@ -43,6 +43,7 @@ from planner.emit.runtime.files.tables import (
     STEP_OUTPUT_SPECS,
     VOCABULARY,
     WAVE,
+    WEIGHT_TYPE,
     WINDOWS,
     prompts_forward,
     step_forward,
@@ -245,7 +246,7 @@ def write(mesh, key, cache, new, at):
 
 def load_weights(args, mesh):
     """The stored or seeded weights on the mesh, in the type computed in, one at a time; those of
-    QUANTIZED as int8 and scales."""
+    QUANTIZED in WEIGHT_TYPE, with scales."""
     made = {scale for scale, _ in QUANTIZED.values()}
     weights = stored_weights(args, {key: row for key, row in FROZEN.items() if key not in made})
     out: dict = {}
@@ -262,13 +263,21 @@ def load_weights(args, mesh):
         }
         if key in QUANTIZED:
             scale, dim = QUANTIZED[key]
-            each = (
-                np.maximum(np.abs(values[key]).max(dim, keepdims=True), np.finfo(np.float32).tiny)
-                / 127
-            )
-            values = {key: np.round(values[key] / each).astype(np.int8), scale: each.squeeze(dim)}
+            short, each = in_a_byte(values[key], dim)
+            values = {key: short, scale: each.squeeze(dim)}
         out |= place(computed(values), {k: FROZEN[k][-1] for k in values}, mesh)
     return out
+
+
+def in_a_byte(w, dim):
+    """(w / scales in WEIGHT_TYPE, scales): the largest value along a dim is 127 in int8, and in
+    float8 as large as a power of two leaves it below the type's largest."""
+    largest = np.maximum(np.abs(w).max(dim, keepdims=True), np.finfo(np.float32).tiny)
+    if jnp.int8 == WEIGHT_TYPE:
+        return np.round(w / (largest / 127)).astype(np.int8), largest / 127
+    most = np.float32(jnp.finfo(WEIGHT_TYPE).max)
+    scale = np.ldexp(np.float32(1), np.ceil(np.log2(largest / most)).astype(int))
+    return np.clip(w / scale, -most, most).astype(WEIGHT_TYPE), scale
 
 
 def load_prompts(args):
