@@ -33,7 +33,7 @@ from planner.execution.plan import Plan
 from planner.graph.ir import Graph
 from planner.ops import operator_of
 from planner.serving.cached import Form
-from planner.serving.quantize import as_stored, scales
+from planner.serving.quantize import as_stored, scales, turned
 from planner.serving.result import Service
 from planner.serving.rewrite import Sight, window_input
 from planner.sharding.layout import local_shape
@@ -185,8 +185,9 @@ def _merged_labels(first: Writer, second: Writer) -> str:
 
 def _quantized(w: Writer, quantize: str) -> str:
     """QUANTIZED and WEIGHT_TYPE."""
+    around = turned(w.flow.graph)
     rows = {
-        weight: f"({literal(w.parameters[scale].key)}, {dim})"
+        weight: f"({literal(w.parameters[scale].key)}, {dim}, {weight in around})"
         for weight, (scale, dim) in scales(w.flow.graph).items()
         if weight in w.parameters
     }
@@ -196,7 +197,8 @@ def _quantized(w: Writer, quantize: str) -> str:
     return "\n".join(
         [
             kept,
-            "# weight -> (its scales, the dim that each is taken over)",
+            "# weight -> (its scales, the dim that each is taken over, whether its dims are the",
+            "# other way round than in the model's files)",
             "QUANTIZED = {",
             *(f"    {literal(w.parameters[weight].key)}: {row}," for weight, row in rows.items()),
             "}",

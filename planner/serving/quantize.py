@@ -13,7 +13,7 @@ Activations between products, embeddings (and heads tied to them), what makes ke
 latents, norms, biases and the cache stay as they are; with int8 experts of a mixture too. With fp8
 experts have columns' scales of their own, and heads, routers and weights whose extents are no
 multiples of 16 stay as they are. Programs make Q and s from the model's own weights when they load
-them.
+them, and keep float8 weights of products as [n, k]: GPUs' compilers would turn them around.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ KEPT = {"int8": "int8", "fp8": "uint8"}
 type of a weight that is float is that of the program."""
 STACKS = (3, 4, 5)
 """Operands of routed experts that are weights with columns: gate, up, down."""
+AS_IS, TURNED = 1, 2
+"""Values of KEPT_FLOAT8: whether a weight is kept with its dims the other way round."""
 CHOICES = (1, 2)
 """Those that say a token's experts and their shares."""
 
@@ -48,7 +50,6 @@ def quantized(graph: Graph, how: str, apart: Set[str] = frozenset()) -> Graph:
         [],
     )
     served = _served(graph, how, apart)
-    attrs = {KEPT_FLOAT8: 1} if how == "fp8" else {}
 
     def keep(name: str, over: int) -> str:
         """Keep a weight in a byte; the name of its scales, one for each of what is left of its
@@ -65,16 +66,24 @@ def quantized(graph: Graph, how: str, apart: Set[str] = frozenset()) -> Graph:
             nodes.append(node)
         elif node.op == "RoutedExperts":
             operands = [*node.inputs, *[""] * (9 - len(node.inputs))]
-            scales = [keep(operands[k], _over(node, k)) if operands[k] else "" for k in STACKS]
-            inputs = (*operands, *scales)
-            nodes.append(replace(node, inputs=inputs, attrs={**node.attrs, **attrs}))
+            of_stacks = [keep(operands[k], _over(node, k)) if operands[k] else "" for k in STACKS]
+            inputs = (*operands, *of_stacks)
+            nodes.append(replace(node, inputs=inputs, attrs={**node.attrs, KEPT_FLOAT8: AS_IS}))
         else:
             (out,) = node.outputs
+            attrs = dict(node.attrs)
+            if how == "fp8":
+                around = not attrs.get("trans_b")
+                attrs |= {KEPT_FLOAT8: TURNED if around else AS_IS, "trans_b": 1}
+                if around:
+                    t = tensors[node.inputs[1]]
+                    tensors[t.name] = replace(t, shape=t.shape[::-1])
+            node = replace(node, attrs=attrs)
             scale, before = keep(node.inputs[1], _over(node, 1)), f"{out}/unscaled"
             tensors[before] = replace(tensors[out], name=before, role="activation")
             scaled = (before, scale), (out,), {OF_PRODUCT: 1}
             nodes += [
-                replace(node, outputs=(before,), attrs={**node.attrs, **attrs}),
+                replace(node, outputs=(before,)),
                 Node(f"{node.id}/scale", "Mul", *scaled, scope=node.scope),
             ]
     return replace(graph, nodes=tuple(nodes), tensors=tensors, weights=weights, labels=labels)
@@ -150,10 +159,16 @@ def scales(graph: Graph) -> dict[str, tuple[str, int]]:
     }
 
 
+def turned(graph: Graph) -> frozenset[str]:
+    """Quantised weights whose dims are the other way round in the model's files."""
+    return frozenset(n.inputs[1] for n in graph.nodes if n.attrs.get(KEPT_FLOAT8) == TURNED)
+
+
 def as_stored(graph: Graph) -> Graph:
     """The graph with its weights as the model's files have them, for tables of where those lie."""
-    floats = {
-        w: replace(graph.tensors[w], dtype=graph.tensors[s].dtype)
-        for w, (s, _) in scales(graph).items()
-    }
+    floats, around = {}, turned(graph)
+    for w, (s, _) in scales(graph).items():
+        t = graph.tensors[w]
+        shape = t.shape[::-1] if w in around else t.shape
+        floats[w] = replace(t, dtype=graph.tensors[s].dtype, shape=shape)
     return replace(graph, tensors={**graph.tensors, **floats})

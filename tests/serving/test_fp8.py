@@ -25,7 +25,7 @@ from planner.search.build_request import make_request
 from planner.search.to_strategy import compose
 from planner.serving.engines import hand_over
 from planner.serving.joint import NO_TECHNIQUES, Joint
-from planner.serving.quantize import routers, scales
+from planner.serving.quantize import routers, scales, turned
 from planner.serving.result import Serving
 from planner.serving.serve import reopened, serve
 from tests.ops.test_expert_kernels import EXPERTS, NVIDIA, on, operands
@@ -60,7 +60,10 @@ def with_rounded_weights(source: str, made: Serving) -> Any:
     for name, (_, dim) in scales(graph).items():
         for known in (name, graph.labels.get(name, name)):
             if known in stored:
-                values = rounded(numpy_helper.to_array(stored[known]), dim)
+                values = numpy_helper.to_array(stored[known])
+                around = name in turned(graph)
+                assert values.shape == graph.tensors[name].shape[:: -1 if around else 1]
+                values = rounded(values, values.ndim - 1 - dim if around else dim)
                 stored[known].CopyFrom(numpy_helper.from_array(values, known))
                 changed += 1
                 break

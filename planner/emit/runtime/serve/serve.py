@@ -247,23 +247,17 @@ def write(mesh, key, cache, new, at):
 def load_weights(args, mesh):
     """The stored or seeded weights on the mesh, in the type computed in, one at a time; those of
     QUANTIZED in WEIGHT_TYPE, with scales."""
-    made = {scale for scale, _ in QUANTIZED.values()}
+    made = {scale for scale, *_ in QUANTIZED.values()}
     weights = stored_weights(args, {key: row for key, row in FROZEN.items() if key not in made})
     out: dict = {}
     for key, (shape, dtype, *rest, spec) in FROZEN.items():
         if key in made:
             continue
-        values = {
-            key: initial_value(
-                key,
-                (shape, "float" if key in QUANTIZED else dtype, *rest, spec),
-                args.seed,
-                weights,
-            )
-        }
-        if key in QUANTIZED:
-            scale, dim = QUANTIZED[key]
-            short, each = in_a_byte(values[key], dim)
+        scale, dim, turned = QUANTIZED.get(key, ("", 0, False))
+        stored = shape[::-1] if turned else shape, "float" if scale else dtype, *rest, spec
+        values = {key: initial_value(key, stored, args.seed, weights)}
+        if scale:
+            short, each = in_a_byte(values[key].T if turned else values[key], dim)
             values = {key: short, scale: each.squeeze(dim)}
         out |= place(computed(values), {k: FROZEN[k][-1] for k in values}, mesh)
     return out
