@@ -33,6 +33,7 @@ MODULES = (
     "dit",
     "dlrm",
     "ssm",
+    "hybrid",
     "lstm",
 )
 

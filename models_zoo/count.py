@@ -65,7 +65,7 @@ def _first(config: Any) -> int:
 def _period(config: Any) -> int:
     """After how many layers they are alike again."""
     names = ("full_every", "bare_every", "sparse_every")
-    return math.lcm(*(getattr(config, name, 0) or 1 for name in names))
+    return math.lcm(*(getattr(config, name, 0) or 1 for name in (*names, "period")))
 
 
 def _measure(model: Any) -> tuple[tuple[int, ...], str]:

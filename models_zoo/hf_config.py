@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from costmodels.hardware.intake import read_text
 from models_zoo.hf_decoders import DENSE, Read
 from models_zoo.hf_fields import Fields
+from models_zoo.hf_hybrids import HYBRIDS
 from models_zoo.hf_mixtures import MIXTURES
 from models_zoo.hf_others import OTHERS
 from models_zoo.spec import Family, Preset, convert, make, parse_options, split_spec
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import onnx
 
 SIZE_LIMIT_BYTES = 1 << 22
-KNOWN: Mapping[str, Read] = dict(sorted({**DENSE, **MIXTURES, **OTHERS}.items()))
+KNOWN: Mapping[str, Read] = dict(sorted({**DENSE, **HYBRIDS, **MIXTURES, **OTHERS}.items()))
 WRAPPERS: Mapping[str, str] = {
     "aya_vision": "cohere2",
     "gemma3": "gemma3_text",
@@ -85,21 +86,16 @@ defaults in which they differ."""
 _STATES = "layers whose state runs along the sequence (linear attention, state spaces)"
 _INDEXER = "attention to keys that an indexer picks"
 UNWRITTEN: Mapping[str, str] = {
-    "bamba": _STATES,
     "bloom": "biases of attention by distance (ALiBi)",
     "deepseek_v32": _INDEXER,
-    "falcon_h1": _STATES,
     "gemma3n": "per-layer embeddings and streams that are mixed (AltUp)",
     "gemma4": "heads of two widths and per-layer embeddings",
     "gemma4_text": "heads of two widths and per-layer embeddings",
     "glm_moe_dsa": _INDEXER,
-    "granitemoehybrid": _STATES,
     "jamba": _STATES,
     "kimi_linear": _STATES,
-    "lfm2": _STATES,
     "mllama": "layers that attend to an image",
     "mpt": "biases of attention by distance (ALiBi)",
-    "nemotron_h": _STATES,
     "phimoe": "routing by sparse mixing",
     "qwen3_5": _STATES,
     "qwen3_5_moe": _STATES,

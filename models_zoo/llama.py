@@ -154,11 +154,12 @@ def mlp(s: Scope, x: str, c: LlamaConfig, width: int) -> str:
     return plain(s, x, c, width) if c.plain_mlp else gated(s, x, c, width)
 
 
-def gated(s: Scope, x: str, c: LlamaConfig, width: int) -> str:
-    """down(act(gate(x)) * up(x)), `width` wide inside."""
+def gated(s: Scope, x: str, c: LlamaConfig, width: int, *, scale: float = 1.0) -> str:
+    """down(act(scale * gate(x)) * up(x)), `width` wide inside."""
     gate, up = (
         linear(s.at(n), x, c.hidden, width, bias=c.mlp_bias) for n in ("gate_proj", "up_proj")
     )
+    gate = s.op("Mul", gate, s.f32(scale)) if scale != 1.0 else gate
     gate = activation(s.at("act_fn"), gate, c.act)
     return linear(s.at("down_proj"), s.op("Mul", gate, up), width, c.hidden, bias=c.mlp_bias)
 
@@ -174,6 +175,8 @@ Feed = Callable[[int, Scope, str], str]
 """(layer, its module, x [batch, seq, hidden]) -> the feed-forward's result, same shape."""
 Attend = Callable[[Scope, str], str]
 """(module, x [batch, seq, hidden]) -> the attention's result, same shape."""
+Layer = Callable[[int, Scope, str, Attend, Attend], str]
+"""(layer, its module, x [batch, seq, hidden], its attention, its feed-forward) -> its result."""
 _NORMS = {
     "before": ("input_layernorm", "", "post_attention_layernorm", ""),
     "after": ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
@@ -199,9 +202,11 @@ def decoder(
     *,
     feed: Feed,
     attention: Callable[[Scope, str, Rotate, Masking, Extend | None], str] | None = None,
+    layer: Layer | None = None,
 ) -> None:
     """The whole model around a feed-forward, and an attention in place of Llama's
-    (mixture-of-experts models pass theirs)."""
+    (mixture-of-experts models pass theirs); layer: in place of `block`, what a layer is made
+    of."""
     _check(c, net.name, attention is not None)
     s = net.root.at("model")
     cache = Cache(net, c.layers, c.kept) if c.cache else None
@@ -221,8 +226,12 @@ def decoder(
             mask=mask,
             extend=partial(cache.extend, layer=i) if cache else None,
         )
-        x = _block(s.at(f"layers.{i}"), x, c, own, partial(feed, i))
-    x = _norm(s.at("norm"), x, c)
+        at, own_feed = s.at(f"layers.{i}"), partial(feed, i)
+        if layer:
+            x = layer(i, at, x, own, own_feed)
+        else:
+            x = block(at, x, c, within("self_attn", own), own_feed)
+    x = norm(s.at("norm"), x, c)
     language_head(
         net.root.at("lm_head"),
         x,
@@ -238,21 +247,26 @@ def decoder(
         cache.outputs()
 
 
-def _block(s: Scope, x: str, c: LlamaConfig, attention: Attend, feed: Attend) -> str:
-    """A layer: x and what its attention and its feed-forward add."""
+def within(name: str, branch: Attend) -> Attend:
+    """`branch` in a module of the layer whose module it is given."""
+    return lambda s, x: branch(s.at(name), x)
+
+
+def block(s: Scope, x: str, c: LlamaConfig, attention: Attend, feed: Attend) -> str:
+    """A layer: x and what its attention and its feed-forward add, each given the layer's module."""
     names = _NORMS[c.norms]
 
-    def branch(x: str, run: Attend, at: Scope, before: str, after: str) -> str:
-        h = run(at, _norm(s.at(before), x, c) if before else x)
-        h = _norm(s.at(after), h, c) if after else h
+    def branch(x: str, run: Attend, before: str, after: str) -> str:
+        h = run(s, norm(s.at(before), x, c) if before else x)
+        h = norm(s.at(after), h, c) if after else h
         return s.op("Mul", h, s.f32(c.residual_scale)) if c.residual_scale != 1.0 else h
 
     if c.parallel == "no":
-        x = s.op("Add", x, branch(x, attention, s.at("self_attn"), *names[:2]))
-        return s.op("Add", x, branch(x, feed, s, *names[2:]))
-    h = _norm(s.at(names[0]), x, c)
-    other = h if c.parallel == "one-norm" else _norm(s.at(names[2]), x, c)
-    return s.op("Add", s.op("Add", x, attention(s.at("self_attn"), h)), feed(s, other))
+        x = s.op("Add", x, branch(x, attention, *names[:2]))
+        return s.op("Add", x, branch(x, feed, *names[2:]))
+    h = norm(s.at(names[0]), x, c)
+    other = h if c.parallel == "one-norm" else norm(s.at(names[2]), x, c)
+    return s.op("Add", s.op("Add", x, attention(s, h)), feed(s, other))
 
 
 def _turns(s: Scope, ids: str, c: LlamaConfig, cache: Cache | None) -> dict[bool, Rotate]:
@@ -328,7 +342,7 @@ def _check(c: LlamaConfig, name: str, replaced: bool) -> None:
     require(not (c.cache and c.packed), f"{name}: sequences are packed for training alone")
 
 
-def _norm(s: Scope, x: str, c: LlamaConfig) -> str:
+def norm(s: Scope, x: str, c: LlamaConfig) -> str:
     if c.norm == "rms":
         return rms_norm(s, x, c.hidden, epsilon=c.epsilon, decomposed=c.decomposed)
     return layer_norm(s, x, c.hidden, c.epsilon, bias=c.norm == "layer")

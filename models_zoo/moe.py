@@ -137,6 +137,11 @@ def feed(i: int, s: Scope, x: str, c: MoeConfig) -> str:
     m = s.at(
         "mlp" if c.expert_ff else "block_sparse_moe"
     )  # as Qwen and DeepSeek call it, and as Mixtral does
+    return mixture(m, x, c)
+
+
+def mixture(m: Scope, x: str, c: MoeConfig) -> str:
+    """Experts, and what all tokens share beside them: [B, S, H] -> [B, S, H]."""
     routed = {"dense": _dense, "gathered": _gathered, "capacity": _capacity}[c.form](m, x, c)
     if not c.shared_ff:
         return routed

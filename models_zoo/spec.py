@@ -77,9 +77,13 @@ class Common:
 
 @cache
 def options(config_type: type) -> dict[str, tuple[str, Any]]:
-    """option -> (field, type) of a configuration type."""
+    """option -> (field, type) of a configuration type; fields that are records are none."""
     hints = get_type_hints(config_type)
-    return {f.name.rstrip("_"): (f.name, hints[f.name]) for f in dataclasses.fields(config_type)}
+    return {
+        f.name.rstrip("_"): (f.name, hints[f.name])
+        for f in dataclasses.fields(config_type)
+        if not any(dataclasses.is_dataclass(t) for t in get_args(hints[f.name]))
+    }
 
 
 def convert(option: str, text: str, kind: Any) -> Value:

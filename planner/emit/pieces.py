@@ -9,7 +9,7 @@ partitioner places the collectives of all others.
     heads      products with padded classes: the gradient of a tied table would be reduced twice,
                once with the padding
     pieces     kernels that it would not divide, or divides wrongly: loops over rows sorted by data,
-               kernels that send to their neighbours, images cut by rows
+               kernels that send to their neighbours, images cut by rows, grouped convolutions
     uneven     whatever reads or makes a value that axes do not divide evenly: the partitioner would
                keep it whole on every device
 
@@ -52,7 +52,7 @@ def by_piece(body: Statements, index: int) -> bool:
     needs = [body.flow.need.get((index, k)) for k in range(len(node.inputs))]
     if prod(body.mesh.values()) == 1 or any(need is not None and need.partial for need in needs):
         return False
-    if operator_of(node.op).by_piece or _exchanges(body, index):
+    if operator_of(node.op).by_piece(node) or _exchanges(body, index):
         return True
     if rule.flops and index in wide_nodes(body.flow):
         return True

@@ -278,9 +278,9 @@ class Operator:
     pads: str = ""
     """A factor to which the kernel of a product can add padding, and which a loss can leave out of
     its sums (`Call.wide`)."""
-    by_piece: bool = False
-    """Whether a compiler's partitioner cannot cut its kernel: programs for it run the kernel on
-    each device's pieces."""
+    by_piece: Callable[[Node], bool] = lambda node: False
+    """Whether a compiler's partitioner cannot cut a node's kernel: programs for it run the kernel
+    on each device's pieces."""
 
     def reads(self, present: Slots, trained: Slots) -> Reads:
         """Operands that the gradients of operands `trained` read, of those that are `present`."""

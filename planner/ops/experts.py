@@ -421,6 +421,6 @@ register(
         extents=True,
         counted="e",
         gathers="e",
-        by_piece=True,
+        by_piece=lambda node: True,
     )
 )

@@ -181,7 +181,17 @@ register(
         gradient=bilinear,
         sums_last=_einsum_sums_last,
     ),
-    Operator("Conv", _conv_rule, _conv, kind="convolution", gradient=bilinear, counted="g"),
+    Operator(
+        "Conv",
+        _conv_rule,
+        _conv,
+        kind="convolution",
+        gradient=bilinear,
+        counted="g",
+        # Where the batch is cut and the groups are not, XLA's partitioner makes the gradient of the
+        # filters of a grouped convolution several times too large (jax 0.10.2).
+        by_piece=lambda node: int(node.attrs.get("group", 1)) > 1,  # type: ignore[arg-type]
+    ),
     Operator(
         "ConvTranspose",
         _conv_transpose_rule,

@@ -119,7 +119,12 @@ register(
     # The positions wait for an element of their gradient, which a partitioner would sum over all
     # devices.
     Operator(
-        "MaxPool", _pool_rule, _max_pool, workspace=_positions, by_piece=True, looks_again=True
+        "MaxPool",
+        _pool_rule,
+        _max_pool,
+        workspace=_positions,
+        by_piece=lambda node: True,
+        looks_again=True,
     ),
     Operator("AveragePool", _pool_rule, _average_pool, saves=""),
     Operator("Resize", _resize_rule, _resize, saves=""),

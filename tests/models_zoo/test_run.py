@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import models_zoo
-from models_zoo import layers, moe, ssm, t5
+from models_zoo import layers, mamba, moe, t5
 from models_zoo.builder import Net, Scope
 
 from .test_zoo import checked
@@ -106,6 +106,7 @@ SPELLINGS = [
     ("t5-tiny", "decomposed=1"),
     ("unet-tiny", "decomposed=1"),
     ("ssm-tiny", "decomposed=1"),
+    ("hybrid-tiny", "decomposed=1"),
     ("ssm-tiny", "chunk=24"),
     ("ssm-tiny", "chunk=1"),
 ]
@@ -148,6 +149,7 @@ def test_the_embedded_form_is_the_same_network() -> None:
         "mixtral-tiny",
         "deepseek-tiny",
         "ssm-tiny,chunk=4",
+        "hybrid-tiny",
         "t5-tiny",
     ],
 )
@@ -183,27 +185,30 @@ def piece(write: Any, shapes: dict[str, tuple[int, ...]], out: tuple[int, ...]) 
     return net.model()
 
 
-@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 10**6))
+@given(st.integers(1, 4), st.integers(1, 5), st.sampled_from([1, 3]), st.integers(0, 10**6))
 @settings(max_examples=10, deadline=None)
-def test_the_chunked_state_space_is_the_recurrence(chunks: int, steps: int, seed: int) -> None:
-    c = ssm.SsmConfig(
-        layers=1, hidden=6, vocab=8, seq=chunks * steps, state=3, head_dim=4, chunk=steps
-    )
+def test_the_chunked_state_space_is_the_recurrence(
+    chunks: int, steps: int, groups: int, seed: int
+) -> None:
+    sizes: dict[str, int] = {"hidden": 6, "heads": 3, "head_dim": 4, "state": 3, "groups": groups}
+    c = mamba.Mamba2(**sizes, seq=chunks * steps, chunk=steps)
     b, s, h, p, n = 2, c.seq, c.heads, c.head_dim, c.state
-    shapes = {"x": (b, s, h, p), "a": (b, s, h), "b": (b, s, n), "k": (b, s, n)}
+    shared = (b, s, groups * n)
+    shapes = {"x": (b, s, h, p), "a": (b, s, h), "b": shared, "k": shared}
     model = piece(
-        lambda at, x, a, bb, k: ssm._scan(at, x, a, bb, k, c, *ssm._masks(at, c)),
+        lambda at, x, a, bb, k: mamba.scan(at, x, a, (bb, k), c, mamba.masks(at, c)),
         shapes,
         (b, s, h, p),
     )
     feeds = inputs(model, b, seed)
     feeds["a"] = -np.abs(feeds["a"])
+    own = {key: np.repeat(feeds[key].reshape(b, s, groups, n), h // groups, axis=2) for key in "bk"}
     state, wanted = np.zeros((b, h, n, p)), np.zeros((b, s, h, p))
     for t in range(s):
         state = state * np.exp(feeds["a"][:, t])[:, :, None, None] + np.einsum(
-            "bn,bhp->bhnp", feeds["b"][:, t], feeds["x"][:, t]
+            "bhn,bhp->bhnp", own["b"][:, t], feeds["x"][:, t]
         )
-        wanted[:, t] = np.einsum("bn,bhnp->bhp", feeds["k"][:, t], state)
+        wanted[:, t] = np.einsum("bhn,bhnp->bhp", own["k"][:, t], state)
     close(first(model, feeds), wanted)
 
 

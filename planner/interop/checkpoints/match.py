@@ -7,7 +7,8 @@ of a Linear's weight and the first one of GPT-2's Conv1D (`_sums_last`), so squa
 turned as surely as others. Shapes must then be equal but for dims of one.
 
     part      a third of GPT-2's c_attn, a half of an experts.gate_up_proj or of Phi-3's own, the
-              queries', keys' or values' rows of a qkv_proj
+              queries', keys' or values' rows of a qkv_proj, the rows of one of the parts that a
+              state space makes of its in_proj
     stack     experts.0.w1.weight, experts.1.w1.weight ... along a new first dim
     tie       one of two names that a model ties; both, where the graph ties them: then their values
               must be equal
@@ -17,71 +18,14 @@ turned as surely as others. Shapes must then be equal but for dims of one.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.graph.ir import Graph
+from planner.interop.checkpoints.names import Want, canonical, ties, ways
 from planner.interop.checkpoints.store import FLOATS, Shards, Stored
 from planner.ops import operator_of
 
-WRAPPERS = frozenset({"model", "transformer", "bert", "roberta", "vit", "module", "language_model"})
-TIES = (
-    ("wte.weight", "lm_head.weight"),
-    ("embed_tokens.weight", "lm_head.weight"),
-    (
-        "embeddings.word_embeddings.weight",
-        "cls.predictions.decoder.weight",
-        "lm_head.decoder.weight",
-    ),
-    ("cls.predictions.bias", "cls.predictions.decoder.bias"),
-    ("lm_head.bias", "lm_head.decoder.bias"),
-    (
-        "shared.weight",
-        "encoder.embed_tokens.weight",
-        "decoder.embed_tokens.weight",
-        "lm_head.weight",
-    ),
-)
-"""Names, without wrappers, that hold one value in a model that ties them."""
-_RENAMED = (
-    (re.compile(r"(.*\battn)\.out_proj\.(weight|bias)"), r"\1.c_proj.\2"),
-    (
-        re.compile(r"cls\.predictions\.(?:transform\.)?(dense\.weight|dense\.bias|bias)"),
-        r"lm_head.\1",
-    ),  # RoBERTa
-    (
-        re.compile(r"cls\.predictions\.transform\.LayerNorm\.(weight|bias)"),
-        r"lm_head.layer_norm.\1",
-    ),
-    (re.compile(r"(.*\bmlp)\.shared_experts\.(.*)"), r"\1.shared_expert.\2"),
-    (re.compile(r"(.*\b)mlp\.gate\.weight"), r"\1block_sparse_moe.gate.weight"),
-    (re.compile(r"(.*\b)mlp\.gate\.weight"), r"\1block_sparse_moe.router.layer.weight"),
-    (
-        re.compile(r"(.*\b)mlp\.gate\.e_score_correction_bias"),
-        r"\1block_sparse_moe.e_score_correction_bias",
-    ),  # MiniMax-M2
-    (re.compile(r"(.*\bmlp)\.up_proj\.(weight|bias)"), r"\1.c_fc.\2"),  # StarCoder2
-    (re.compile(r"(.*\bmlp)\.down_proj\.(weight|bias)"), r"\1.c_proj.\2"),
-    (re.compile(r"(.*\bmlp)\.up_proj\.(weight|bias)"), r"\1.fc1.\2"),  # Phi-2
-    (re.compile(r"(.*\bmlp)\.down_proj\.(weight|bias)"), r"\1.fc2.\2"),
-    (re.compile(r"(.*\bself_attn)\.o_proj\.(weight|bias)"), r"\1.dense.\2"),
-    (re.compile(r"norm\.(weight|bias)"), r"final_layernorm.\1"),
-    (re.compile(r"(.*\b)block_sparse_moe\.gate\.weight"), r"\1mlp.gate.weight"),
-)
-_HEADS = re.compile(r"(.*\battn)\.([qkv])_proj\.(weight|bias)")
-_ROWS = re.compile(r"(.*\bself_attn)\.([qkv])_proj\.(weight|bias)")
-_HALVES = re.compile(r"(.*\bmlp)\.(gate|up)_proj\.(weight|bias)")
-_EXPERTS = re.compile(
-    r"(.*\b)(?:mlp|block_sparse_moe)\.experts\.(gate_proj|up_proj|down_proj|w1|w2|w3|gate_up_proj\.gate|gate_up_proj\.up)(?:\.weight)?"
-)
-_ROLES = {
-    "gate_proj": "w1",
-    "gate_up_proj.gate": "w1",
-    "up_proj": "w3",
-    "gate_up_proj.up": "w3",
-    "down_proj": "w2",
-}
-_PROJECTIONS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _CONV1D = re.compile(r".*\b(c_attn|c_proj|c_fc|q_attn)\.weight")
 
 
@@ -129,25 +73,6 @@ class Matching:
     unread: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Want:
-    """A canonical name, and which of `parts` equal parts of its outputs; or whose rows they are, of
-    queries, keys and values behind each other (keys and values are as many)."""
-
-    name: str
-    part: int = 0
-    parts: int = 1
-    rows_of: str = ""
-
-
-def canonical(name: str) -> str:
-    """A name without what wraps the model, gamma and beta of old checkpoints as weight and bias."""
-    words = name.split(".")
-    while len(words) > 1 and words[0] in WRAPPERS:
-        words = words[1:]
-    return ".".join([*words[:-1], {"gamma": "weight", "beta": "bias"}.get(words[-1], words[-1])])
-
-
 def match(graph: Graph, shards: Shards, buffers: Collection[str] = ()) -> Matching:
     """Every parameter of the graph beside the tensors it is made of; both sides in their own order.
     buffers: weights that a checkpoint may lack."""
@@ -163,11 +88,12 @@ def match(graph: Graph, shards: Shards, buffers: Collection[str] = ()) -> Matchi
         for name, t in shards.tensors.items()
     )
     matches, missing, from_model = list[Match](), list[str](), list[str]()
+    shapes = {canonical(graph.labels[name]): graph.tensors[name].shape for name in graph.weights}
     for name in graph.weights:
         wants = next(
             (
                 w
-                for w in _ways(canonical(graph.labels[name]), graph.tensors[name].shape)
+                for w in ways(canonical(graph.labels[name]), shapes)
                 if all(x.name in known for x in w)
             ),
             None,
@@ -188,7 +114,7 @@ def match(graph: Graph, shards: Shards, buffers: Collection[str] = ()) -> Matchi
     for source in sorted(read):
         tied |= {
             known[other]: source
-            for other in _ties(canonical(source))
+            for other in ties(canonical(source))
             if other in known and known[other] not in read
         }
     misfits += _gaps(matches, shards)
@@ -218,49 +144,8 @@ def _gaps(matches: Sequence[Match], shards: Shards) -> list[str]:
     return found
 
 
-def _ties(name: str) -> list[str]:
-    return list(
-        dict.fromkeys(other for group in TIES if name in group for other in group if other != name)
-    )
-
-
-def _ways(name: str, shape: tuple[int, ...]) -> Iterator[list[_Want]]:
-    """What a parameter may be made of, the likeliest first."""
-    yield [_Want(name)]
-    for pattern, to in _RENAMED:
-        if pattern.fullmatch(name):
-            yield [_Want(pattern.sub(to, name))]
-    if heads := _HEADS.fullmatch(name):
-        yield [_Want(f"{heads[1]}.c_attn.{heads[3]}", "qkv".index(heads[2]), 3)]
-    if rows := _ROWS.fullmatch(name):
-        yield [_Want(f"{rows[1]}.qkv_proj.{rows[3]}", rows_of=rows[2])]
-    if halves := _HALVES.fullmatch(name):
-        yield [_Want(f"{halves[1]}.gate_up_proj.{halves[3]}", int(halves[2] == "up"), 2)]
-    if (experts := _EXPERTS.fullmatch(name)) and len(shape) == 3:
-        role = _ROLES.get(experts[2], experts[2])
-        for scope in ("block_sparse_moe", "mlp"):
-            at = f"{experts[1]}{scope}.experts"
-            for word in (role, _PROJECTIONS[role]):
-                yield [_Want(f"{at}.{e}.{word}.weight") for e in range(shape[0])]
-            yield [
-                (
-                    _Want(f"{at}.down_proj")
-                    if role == "w2"
-                    else _Want(f"{at}.gate_up_proj", int(role == "w3"), 2)
-                )
-            ]
-        at = f"{experts[1]}block_sparse_moe"
-        yield [
-            _Want(f"{at}.output_linear.weight")
-            if role == "w2"
-            else _Want(f"{at}.input_linear.weight", int(role == "w3"), 2)
-        ]
-    for other in _ties(name):
-        yield [_Want(other)]
-
-
 def _fitted(
-    graph: Graph, name: str, wants: Sequence[tuple[str, _Want]], shards: Shards, plain: bool
+    graph: Graph, name: str, wants: Sequence[tuple[str, Want]], shards: Shards, plain: bool
 ) -> Match | str:
     """The match, or in words why it is none. plain: the checkpoint's Conv1D weights are [in,
     out]."""
@@ -281,7 +166,9 @@ def _fitted(
         turned = plain and _CONV1D.fullmatch(source) is not None
         flip = len(t.shape) > 1 and turned == sums_last
         take = (
-            _rows_of(source, want, t, goal[0 if sums_last and len(goal) > 1 else -1], flip)
+            Take(source, 0, *want.rows[:2], flip)
+            if want.rows
+            else _rows_of(source, want, t, goal[0 if sums_last and len(goal) > 1 else -1], flip)
             if want.rows_of and goal
             else _take(source, want, t, turned, flip=flip)
         )
@@ -295,8 +182,9 @@ def _fitted(
             and want.parts == 1
         ):
             rows, taken = shards.vocabulary, (*taken[:axis], goal[axis], *taken[axis + 1 :])
+        whole = want.rows[2] if want.rows else take.size * want.parts
         cut = bool(want.rows_of) or t.shape[take.axis : take.axis + 1] == (
-            (take.size * want.parts,) if t.shape else ()
+            (whole,) if t.shape else ()
         )
         if _wide(taken) != _wide(goal) or not cut or take.start < 0:
             part = f", part {want.part + 1} of {want.parts}," if want.parts > 1 else ""
@@ -315,14 +203,14 @@ def _fitted(
     )
 
 
-def _take(source: str, want: _Want, t: Stored, turned: bool, flip: bool) -> Take:
+def _take(source: str, want: Want, t: Stored, turned: bool, flip: bool) -> Take:
     """Parts are of the outputs: the last dim of a Conv1D, the one before the last of a Linear."""
     axis = max(0, len(t.shape) - (1 if turned else 2))
     size = t.shape[axis] // want.parts if t.shape else 1
     return Take(source, axis, want.part * size, size, flip)
 
 
-def _rows_of(source: str, want: _Want, t: Stored, rows: int, flip: bool) -> Take:
+def _rows_of(source: str, want: Want, t: Stored, rows: int, flip: bool) -> Take:
     """So many rows of a Linear's outputs: the queries' are first, the values' last."""
     axis = max(0, len(t.shape) - 2)
     whole = t.shape[axis] if t.shape else 0

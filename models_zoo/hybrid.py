@@ -1,0 +1,188 @@
+"""Decoders whose layers differ in what mixes tokens: attention, a state space (`models_zoo.mamba`),
+both side by side, or a short convolution.
+
+A layer is what mixes tokens and a feed-forward, dense or experts, each behind a norm (Bamba,
+Granite 4, Falcon-H1, LFM2), or one of these alone (Nemotron-H). The rest is Llama's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from models_zoo import llama, mamba, moe
+from models_zoo.builder import Net, Scope
+from models_zoo.layers import linear
+from models_zoo.spec import Family, Preset, require
+
+KINDS = {
+    "M": "a state space",
+    "*": "attention",
+    "H": "both side by side",
+    "C": "a short convolution",
+    "-": "a feed-forward alone",
+    "E": "experts alone",
+}
+"""Letters of `HybridConfig.kinds`."""
+_NAMES = {"M": "mamba", "C": "conv"}
+
+
+@dataclass(frozen=True)
+class HybridConfig(moe.MoeConfig):
+    """kinds: a letter (KINDS) a layer, begun anew where there are more layers. alone: a layer has
+    one branch. sparse_layers: feed-forwards are experts. ssm: of the state space; its seq, hidden
+    and decomposed are this record's. conv_taps, conv_bias: of short convolutions.
+
+    attention_in, attention_out, gate_scale, down_scale multiply what attention reads and makes,
+    the gate before its activation, and the feed-forward's result (Falcon-H1).
+    """
+
+    kinds: str = "M*"
+    alone: bool = False
+    sparse_layers: bool = False
+    ssm: mamba.Mamba2 | None = None
+    conv_taps: int = 3
+    conv_bias: bool = False
+    attention_in: float = 1.0
+    attention_out: float = 1.0
+    gate_scale: float = 1.0
+    down_scale: float = 1.0
+
+    @property
+    def may_cache(self) -> bool:
+        """What these layers keep of earlier tokens is not written."""
+        return False
+
+    @property
+    def period(self) -> int:
+        """After how many layers they are alike again."""
+        return len(self.kinds)
+
+    @property
+    def space(self) -> mamba.Mamba2:
+        """The state space of a layer."""
+        own = self.ssm or mamba.Mamba2(self.hidden, self.seq, 2 * self.hidden // 64)
+        return replace(own, hidden=self.hidden, seq=self.seq, decomposed=self.decomposed)
+
+    def kind(self, layer: int) -> str:
+        """A layer's letter."""
+        return self.kinds[layer % len(self.kinds)]
+
+    def sparse(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return self.kind(layer) == "E" if self.alone else self.sparse_layers
+
+
+def build(c: HybridConfig, net: Net) -> None:
+    """input_ids [batch, seq] -> logits [batch, seq, vocab]."""
+    _check(c, net)
+    layers = range(c.layers)
+    if any(c.sparse(i) for i in layers):
+        moe.checked(c, net)
+    own: mamba.Masks | None = None
+    if any(c.kind(i) in "MH" for i in layers):
+        mamba.check(c.space, net)
+        own = mamba.masks(net.root.at("model/mask"), c.space)
+
+    def layer(i: int, s: Scope, x: str, attention: llama.Attend, feed: llama.Attend) -> str:
+        if c.alone:
+            return _alone(i, s, x, c, {"*": attention, **_others(c, own)}, feed)
+        kind = c.kind(i)
+        mixers = {"*": _with_scales(attention, c), **_others(c, own)}
+        name = _NAMES.get(kind, "self_attn")
+        mixer = _both(mixers) if kind == "H" else llama.within(name, mixers[kind])
+        return llama.block(s, x, c, mixer, feed)
+
+    llama.decoder(c, net, feed=lambda i, s, x: _feed(i, s, x, c), layer=layer)
+
+
+def _check(c: HybridConfig, net: Net) -> None:
+    """Raises PlanError P073 for layers that cannot be written."""
+    known = "M*C-E" if c.alone else "M*HC"
+    odd = sorted(set(c.kinds) - set(known))
+    require(bool(c.kinds), f"{net.name}: kinds is empty", f"letters of {known}")
+    require(not odd, f"{net.name}: kinds has {', '.join(odd)}", f"letters of {known}")
+    require(
+        not c.cache,
+        f"{net.name}: what layers with a state keep of earlier tokens is not written",
+        "leave out cache",
+    )
+
+
+def _others(c: HybridConfig, own: mamba.Masks | None) -> Mapping[str, llama.Attend]:
+    """What mixes tokens beside attention, by letter."""
+    space = {"M": lambda s, x: mamba.mixer(s, x, c.space, own)} if own else {}
+    return {**space, "C": lambda s, x: _short(s, x, c)}
+
+
+def _both(mixers: Mapping[str, llama.Attend]) -> llama.Attend:
+    """The sum of a state space and attention, of the same rows."""
+    space, attention = llama.within("mamba", mixers["M"]), llama.within("self_attn", mixers["*"])
+    return lambda s, x: s.op("Add", space(s, x), attention(s, x))
+
+
+def _with_scales(attention: llama.Attend, c: HybridConfig) -> llama.Attend:
+    return lambda s, x: mamba.scaled(
+        s, attention(s, mamba.scaled(s, x, c.attention_in)), c.attention_out
+    )
+
+
+# Many parameters: a layer, what it may be made of, and its configuration.
+def _alone(
+    i: int,
+    s: Scope,
+    x: str,
+    c: HybridConfig,
+    mixers: Mapping[str, llama.Attend],
+    feed: llama.Attend,
+) -> str:
+    """A layer of one branch."""
+    h, m = llama.norm(s.at("norm"), x, c), s.at("mixer")
+    y = mixers[c.kind(i)](m, h) if c.kind(i) in mixers else feed(m, h)
+    return s.op("Add", x, y)
+
+
+def _feed(i: int, s: Scope, x: str, c: HybridConfig) -> str:
+    """A layer's feed-forward; s: its layer's module, or its own where it is the layer's one."""
+    if c.sparse(i):
+        return moe.mixture(s if c.alone else s.at("block_sparse_moe"), x, c)
+    m, width = s if c.alone else s.at("mlp"), c.dense_ff or c.ff
+    if c.plain_mlp:
+        return llama.plain(m, x, c, width)
+    return mamba.scaled(m, llama.gated(m, x, c, width, scale=c.gate_scale), c.down_scale)
+
+
+def _short(s: Scope, x: str, c: HybridConfig) -> str:
+    """LFM2's convolution: out(c * convolved(b * x)), b, c and x parts of one projection of the
+    rows."""
+    b, k, u = (
+        linear(s.at(f"in_proj.{n}"), x, c.hidden, c.hidden, bias=c.conv_bias)
+        for n in ("b", "c", "x")
+    )
+    y = mamba.convolve(
+        s.at("conv"), s.op("Mul", b, u), c.hidden, c.conv_taps, bias=c.conv_bias, act=False
+    )
+    return linear(s.at("out_proj"), s.op("Mul", k, y), c.hidden, c.hidden, bias=c.conv_bias)
+
+
+FAMILY = Family(
+    "hybrid",
+    {
+        "hybrid-tiny": Preset(
+            HybridConfig(
+                4,
+                64,
+                4,
+                2,
+                96,
+                512,
+                16,
+                kinds="MM*M",
+                ssm=mamba.Mamba2(64, 16, 8, head_dim=16, state=8, groups=2, chunk=8),
+            ),
+            "state spaces and attention for tests",
+            batch=4,
+        )
+    },
+    build,
+)

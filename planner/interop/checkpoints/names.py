@@ -1,0 +1,178 @@
+"""What checkpoints call a parameter: names without what wraps a model, names that are tied, and
+the tensors that a parameter may be a part of or a stack of (planner.interop.checkpoints.match)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+WRAPPERS = frozenset(
+    {"model", "transformer", "bert", "roberta", "vit", "module", "language_model", "backbone"}
+)
+TIES = (
+    ("wte.weight", "lm_head.weight"),
+    ("embed_tokens.weight", "lm_head.weight"),
+    (
+        "embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.weight",
+        "lm_head.decoder.weight",
+    ),
+    ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    ("lm_head.bias", "lm_head.decoder.bias"),
+    (
+        "shared.weight",
+        "encoder.embed_tokens.weight",
+        "decoder.embed_tokens.weight",
+        "lm_head.weight",
+    ),
+)
+"""Names, without wrappers, that hold one value in a model that ties them."""
+_RENAMED = (
+    (re.compile(r"(.*\battn)\.out_proj\.(weight|bias)"), r"\1.c_proj.\2"),
+    (
+        re.compile(r"cls\.predictions\.(?:transform\.)?(dense\.weight|dense\.bias|bias)"),
+        r"lm_head.\1",
+    ),  # RoBERTa
+    (
+        re.compile(r"cls\.predictions\.transform\.LayerNorm\.(weight|bias)"),
+        r"lm_head.layer_norm.\1",
+    ),
+    (re.compile(r"(.*\bmlp)\.shared_experts\.(.*)"), r"\1.shared_expert.\2"),
+    (re.compile(r"(.*\b)mlp\.gate\.weight"), r"\1block_sparse_moe.gate.weight"),
+    (re.compile(r"(.*\b)mlp\.gate\.weight"), r"\1block_sparse_moe.router.layer.weight"),
+    (
+        re.compile(r"(.*\b)mlp\.gate\.e_score_correction_bias"),
+        r"\1block_sparse_moe.e_score_correction_bias",
+    ),  # MiniMax-M2
+    (re.compile(r"(.*\bmlp)\.up_proj\.(weight|bias)"), r"\1.c_fc.\2"),  # StarCoder2
+    (re.compile(r"(.*\bmlp)\.down_proj\.(weight|bias)"), r"\1.c_proj.\2"),
+    (re.compile(r"(.*\bmlp)\.up_proj\.(weight|bias)"), r"\1.fc1.\2"),  # Phi-2
+    (re.compile(r"(.*\bmlp)\.down_proj\.(weight|bias)"), r"\1.fc2.\2"),
+    (re.compile(r"(.*\bself_attn)\.o_proj\.(weight|bias)"), r"\1.dense.\2"),
+    (re.compile(r"norm\.(weight|bias)"), r"final_layernorm.\1"),
+    (re.compile(r"(.*\b)block_sparse_moe\.gate\.weight"), r"\1mlp.gate.weight"),
+    (re.compile(r"(.*\b)block_sparse_moe\.gate\.weight"), r"\1block_sparse_moe.router.weight"),
+    (
+        re.compile(r"(.*\b)block_sparse_moe\.gate\.weight"),
+        r"\1block_sparse_moe.router.layer.weight",
+    ),  # Granite
+    (re.compile(r"(.*\b)mlp\.((?:gate|up|down)_proj\..*)"), r"\1feed_forward.\2"),  # Bamba
+    (re.compile(r"(.*\b)post_attention_layernorm\.weight"), r"\1pre_ff_layernorm.weight"),
+    (
+        re.compile(r"(.*\b)(?:mlp|block_sparse_moe\.shared_experts)\.down_proj\.weight"),
+        r"\1shared_mlp.output_linear.weight",
+    ),
+    (re.compile(r"norm\.weight"), "norm_f.weight"),  # Nemotron-H
+    (re.compile(r"embed_tokens\.weight"), "embeddings.weight"),
+    (re.compile(r"norm\.weight"), "embedding_norm.weight"),  # LFM2
+    (re.compile(r"(.*\b)input_layernorm\.weight"), r"\1operator_norm.weight"),
+    (re.compile(r"(.*\b)post_attention_layernorm\.weight"), r"\1ffn_norm.weight"),
+    (re.compile(r"(.*\bself_attn)\.([qk])_norm\.weight"), r"\1.\2_layernorm.weight"),
+    (re.compile(r"(.*\bself_attn)\.o_proj\.weight"), r"\1.out_proj.weight"),
+    (re.compile(r"(.*\b)mlp\.gate_proj\.weight"), r"\1feed_forward.w1.weight"),
+    (re.compile(r"(.*\b)mlp\.up_proj\.weight"), r"\1feed_forward.w3.weight"),
+    (re.compile(r"(.*\b)mlp\.down_proj\.weight"), r"\1feed_forward.w2.weight"),
+)
+_HEADS = re.compile(r"(.*\battn)\.([qkv])_proj\.(weight|bias)")
+_ROWS = re.compile(r"(.*\bself_attn)\.([qkv])_proj\.(weight|bias)")
+_HALVES = re.compile(r"(.*\bmlp)\.(gate|up)_proj\.(weight|bias)")
+_SHARED = re.compile(r"(.*\b)(?:mlp|block_sparse_moe\.shared_experts)\.(gate|up)_proj\.weight")
+_PARTS = re.compile(r"(.*\b)(in_proj|conv1d)\.(z|x|b|c|dt)\.(weight|bias)")
+_ORDERS = (("z", "x", "b", "c", "dt"), ("b", "c", "x"))
+"""Rows of a state space's in_proj (its conv1d has the middle three), and of LFM2's."""
+_EXPERTS = re.compile(
+    r"(.*\b)(?:mlp|block_sparse_moe)\.experts\.(gate_proj|up_proj|down_proj|w1|w2|w3|gate_up_proj\.gate|gate_up_proj\.up)(?:\.weight)?"
+)
+_ROLES = {
+    "gate_proj": "w1",
+    "gate_up_proj.gate": "w1",
+    "up_proj": "w3",
+    "gate_up_proj.up": "w3",
+    "down_proj": "w2",
+}
+_PROJECTIONS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A canonical name, and which of `parts` equal parts of its outputs; or whose rows they are, of
+    queries, keys and values behind each other (keys and values are as many); or how many rows, from
+    which on, of how many (`rows`)."""
+
+    name: str
+    part: int = 0
+    parts: int = 1
+    rows_of: str = ""
+    rows: tuple[int, int, int] | None = None
+
+
+def canonical(name: str) -> str:
+    """A name without what wraps the model, gamma and beta of old checkpoints as weight and bias."""
+    words = name.split(".")
+    while len(words) > 1 and words[0] in WRAPPERS:
+        words = words[1:]
+    return ".".join([*words[:-1], {"gamma": "weight", "beta": "bias"}.get(words[-1], words[-1])])
+
+
+def ties(name: str) -> list[str]:
+    return list(
+        dict.fromkeys(other for group in TIES if name in group for other in group if other != name)
+    )
+
+
+def ways(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[Want]]:
+    """What a parameter may be made of, the likeliest first. shapes: of all, by canonical name."""
+    shape = shapes[name]
+    yield [Want(name)]
+    if part := _PARTS.fullmatch(name):
+        yield from _rows_of_parts(part, shapes)
+    for pattern, to in _RENAMED:
+        if pattern.fullmatch(name):
+            yield [Want(pattern.sub(to, name))]
+    if heads := _HEADS.fullmatch(name):
+        yield [Want(f"{heads[1]}.c_attn.{heads[3]}", "qkv".index(heads[2]), 3)]
+    if rows := _ROWS.fullmatch(name):
+        yield [Want(f"{rows[1]}.qkv_proj.{rows[3]}", rows_of=rows[2])]
+    if halves := _HALVES.fullmatch(name):
+        yield [Want(f"{halves[1]}.gate_up_proj.{halves[3]}", int(halves[2] == "up"), 2)]
+    if shared := _SHARED.fullmatch(name):
+        yield [Want(f"{shared[1]}shared_mlp.input_linear.weight", int(shared[2] == "up"), 2)]
+    if (experts := _EXPERTS.fullmatch(name)) and len(shape) == 3:
+        role = _ROLES.get(experts[2], experts[2])
+        for scope in ("block_sparse_moe", "mlp"):
+            at = f"{experts[1]}{scope}.experts"
+            for word in (role, _PROJECTIONS[role]):
+                yield [Want(f"{at}.{e}.{word}.weight") for e in range(shape[0])]
+            yield [
+                (
+                    Want(f"{at}.down_proj")
+                    if role == "w2"
+                    else Want(f"{at}.gate_up_proj", int(role == "w3"), 2)
+                )
+            ]
+        at = f"{experts[1]}block_sparse_moe"
+        yield [
+            Want(f"{at}.output_linear.weight")
+            if role == "w2"
+            else Want(f"{at}.input_linear.weight", int(role == "w3"), 2)
+        ]
+    for other in ties(name):
+        yield [Want(other)]
+
+
+def _rows_of_parts(
+    part: re.Match[str], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[list[Want]]:
+    """Rows of the one tensor that a checkpoint has of parts which the graph has apart."""
+    scope, module, own, what = part.groups()
+    products = module == "in_proj" and what == "weight"
+    for order in _ORDERS:
+        there = {p: shapes.get(f"{scope}{module}.{p}.{what}") for p in order}
+        sizes = {
+            p: s[-1] if products else s[0] for p, s in there.items() if s is not None and len(s)
+        }
+        if own in sizes and (module == "conv1d" or len(sizes) == len(order)):
+            first = sum(n for p, n in sizes.items() if order.index(p) < order.index(own))
+            rows = (first, sizes[own], sum(sizes.values()))
+            yield [Want(f"{scope}{module}.{what}", rows=rows)]

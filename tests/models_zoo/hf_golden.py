@@ -1,0 +1,155 @@
+"""Logits of transformers' own models of small configurations, whose weights are drawn by name.
+
+`python -m tests.models_zoo.hf_golden` (with torch and transformers, in an environment of their own)
+writes hf_golden.json: of each configuration the names and shapes of the library's checkpoint, and
+some logits. test_hf_golden.py converts the same checkpoint and holds the zoo's model to them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FILE = Path(__file__).with_suffix(".json")
+TOKENS = 16
+_SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 96,
+    "max_position_embeddings": 64,
+}
+_SPACE: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 8,
+    "mamba_n_groups": 2,
+}
+_BLOCKS = ["mamba", "attention", "mamba"]
+CONFIGS: dict[str, dict[str, Any]] = {
+    "bamba": {**_SMALL, **_SPACE, "model_type": "bamba", "attn_layer_indices": [1]},
+    "granitemoehybrid": {
+        **_SMALL,
+        **_SPACE,
+        "model_type": "granitemoehybrid",
+        "mamba_n_groups": 1,
+        "layer_types": _BLOCKS,
+        "num_local_experts": 4,
+        "shared_intermediate_size": 32,
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 4.0,
+        "position_embedding_type": "nope",
+        "tie_word_embeddings": True,
+    },
+    "granitemoehybrid-dense": {
+        **_SMALL,
+        **_SPACE,
+        "model_type": "granitemoehybrid",
+        "layer_types": _BLOCKS,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": 32,
+        "position_embedding_type": "rope",
+    },
+    "falcon_h1": {
+        **_SMALL,
+        **_SPACE,
+        "model_type": "falcon_h1",
+        "num_hidden_layers": 2,
+        "mamba_d_ssm": 128,
+        "ssm_multipliers": [0.35, 0.25, 0.17, 0.5, 0.35],
+        "mlp_multipliers": [0.88, 0.25],
+        "key_multiplier": 0.39,
+        "embedding_multiplier": 5.65,
+        "lm_head_multiplier": 0.2,
+        "ssm_in_multiplier": 0.7,
+        "ssm_out_multiplier": 0.6,
+        "attention_in_multiplier": 0.9,
+        "attention_out_multiplier": 0.8,
+    },
+    "falcon_h1-norm": {
+        **_SMALL,
+        **_SPACE,
+        "model_type": "falcon_h1",
+        "num_hidden_layers": 1,
+        "mamba_d_ssm": 128,
+        "mamba_rms_norm": True,
+    },
+    "lfm2": {
+        **_SMALL,
+        "model_type": "lfm2",
+        "block_multiple_of": 8,
+        "layer_types": ["conv", "full_attention", "conv"],
+    },
+    "nemotron_h": {
+        **{k: v for k, v in _SMALL.items() if k != "num_hidden_layers"},
+        "model_type": "nemotron_h",
+        "head_dim": 16,
+        "hybrid_override_pattern": "M-*M",
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "chunk_size": 8,
+    },
+}
+
+
+def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The weight of a name: scales of norms near one, matrices that keep what they multiply at its
+    size."""
+    values = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
+    if len(shape) > 1:
+        values *= shape[-1] ** -0.5
+    else:
+        values = 0.3 * values + ("norm" in name)
+    return np.asarray(values, np.float32)
+
+
+def ids(vocab: int) -> np.ndarray:
+    """Tokens of two samples."""
+    return np.random.default_rng(7).integers(0, vocab, (2, TOKENS))
+
+
+def some(logits: np.ndarray) -> np.ndarray:
+    """Those that are kept."""
+    return np.asarray(logits[:, ::5, ::19])
+
+
+def _golden(config: dict[str, Any]) -> dict[str, Any]:
+    """Names and shapes of the library's checkpoint, and some logits."""
+    import torch  # type: ignore[import-not-found]
+    from transformers import AutoConfig, AutoModelForCausalLM  # type: ignore[import-not-found]
+
+    fields = {k: v for k, v in config.items() if k != "model_type"}
+    made = AutoConfig.for_model(config["model_type"], **fields)
+    made._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(made).float().eval()
+    tied = getattr(made, "tie_word_embeddings", False)
+    state = {k: v for k, v in model.state_dict().items() if not (tied and k == "lm_head.weight")}
+    with torch.no_grad():
+        for name, value in state.items():
+            value.copy_(torch.from_numpy(drawn(name, tuple(value.shape))))
+        logits = model(input_ids=torch.from_numpy(ids(made.vocab_size))).logits.numpy()
+    return {
+        "shapes": {name: list(value.shape) for name, value in state.items()},
+        "logits": [round(float(x), 5) for x in some(logits).ravel()],
+    }
+
+
+if __name__ == "__main__":
+    before = json.loads(FILE.read_text()) if FILE.exists() else {}
+    wanted = sys.argv[1:] or list(CONFIGS)
+    made = {name: _golden(CONFIGS[name]) if name in wanted else before[name] for name in CONFIGS}
+    rows = (f"{json.dumps(name)}: {json.dumps(made[name])}" for name in sorted(made))
+    FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
