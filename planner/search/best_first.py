@@ -410,12 +410,15 @@ class BestFirst:
         return self._nodes_by_name(node.mesh) if node.mesh in self._bounds.relaxed else []
 
     def _price_by_name(self, node: SearchNode) -> None:
-        """Solve and price a policy of names: what is proven of all is `NamedNodes`' to say."""
-        policy = self.search.offered.policy(node.techniques.recompute)
-        node = replace(node, values=(*RECOMPUTE, policy))
+        """Solve and price a policy of names: what is proven of all is `NamedNodes`' to say. One
+        that saves nothing is solved again among the others."""
+        again = node.techniques.recompute == BLOCK
+        if not again:
+            policy = self.search.offered.policy(node.techniques.recompute)
+            node = replace(node, values=(*RECOMPUTE, policy))
         solves = NodeSolves(self.search, 1)
         bound = self._priced(node, solves)
-        if bound is not None and solves.cut:
+        if bound is not None and solves.cut and not again:
             self._cut_by_name.append(replace(node, bound=bound))
 
     def _vary_names(self) -> None:
