@@ -35,6 +35,7 @@ FILE_LIMIT_BYTES = (1 << 63) - 1  # offsets are signed 64-bit
 # First opset that has each operator the families use in a form newer than `_OLDEST`.
 _OLDEST = 18
 _SINCE = {
+    "LinearAttention": 27,
     "Attention": 23,
     "RMSNormalization": 23,
     "RotaryEmbedding": 23,
@@ -42,7 +43,7 @@ _SINCE = {
     "Gelu": 20,
     "Resize": 19,
 }
-_IR_VERSION = {18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11}
+_IR_VERSION = {18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 27: 13}
 
 Dim = int | str
 
@@ -180,7 +181,7 @@ class Net:
         return names
 
     def model(self) -> onnx.ModelProto:
-        """The finished model, at the lowest opset its operators allow (18 to 23)."""
+        """The finished model, at the lowest opset its operators allow (18 to 27)."""
         self._model.ir_version = _IR_VERSION[self._opset]
         self._model.opset_import.add(domain="", version=self._opset)
         said = {"notes": "\n".join(self.notes), "left_out": "\n".join(self.left_out)}

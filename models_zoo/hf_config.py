@@ -47,6 +47,8 @@ WRAPPERS: Mapping[str, str] = {
     "paligemma": "gemma",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen2_vl": "qwen2_vl_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "smolvlm": "llama",
@@ -97,9 +99,6 @@ UNWRITTEN: Mapping[str, str] = {
     "mllama": "layers that attend to an image",
     "mpt": "biases of attention by distance (ALiBi)",
     "phimoe": "routing by sparse mixing",
-    "qwen3_5": _STATES,
-    "qwen3_5_moe": _STATES,
-    "qwen3_next": _STATES,
 }
 """Model types that users have and the zoo does not write, and what it lacks for them."""
 _NEXT = "or export the model to ONNX (docs/exporting.md, examples/export_hf.py)"

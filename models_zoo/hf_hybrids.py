@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from models_zoo import hybrid, mamba
+from models_zoo import delta, hybrid, mamba
 from models_zoo.hf_decoders import Read, decoder, scaled
 from models_zoo.hf_fields import Fields
 from models_zoo.spec import LAYERS_LIMIT, Family
@@ -30,7 +30,11 @@ def _listed(f: Fields, key: str, layers: int | None, letters: str) -> str | None
     words = f.data.get(key)
     if words is None:
         return None
-    known = [word for word, letter in _LETTERS.items() if letter in letters]
+    if isinstance(words, list) and "D" in letters:  # the library's word for both
+        kinds = _LETTERS | {"linear_attention": "D"}
+    else:
+        kinds = _LETTERS
+    known = [word for word, letter in kinds.items() if letter in letters]
     if (
         not isinstance(words, list)
         or not 1 <= len(words) <= LAYERS_LIMIT
@@ -39,7 +43,7 @@ def _listed(f: Fields, key: str, layers: int | None, letters: str) -> str | None
     ):
         count = f"1 to {LAYERS_LIMIT}" if layers is None else str(layers)
         raise f.bad(key, f"{count} words of " + ", ".join(known))
-    return "".join(_LETTERS[word] for word in words)
+    return "".join(kinds[word] for word in words)
 
 
 def _at_indices(f: Fields, key: str, layers: int, other: str, default: Sequence[int] = ()) -> str:
@@ -183,6 +187,65 @@ def _lfm2(f: Fields) -> tuple[Family, Any]:
     )
 
 
+def _qwen_delta(f: Fields, fields: dict[str, Any], **more: Any) -> tuple[Family, Any]:
+    """Qwen3-Next and Qwen3.5: the gated delta rule, and gated attention in each fourth layer."""
+    if any(f.data.get(key) for key in ("mtp_num_hidden_layers", "num_nextn_predict_layers")):
+        f.left_out.append("The layer that predicts a second token is left out.")
+    layers, every = fields["layers"], f.whole("full_attention_interval", 4)
+    usual = "".join("D" if (i + 1) % every else "*" for i in range(layers))
+    rule = delta.Delta(
+        fields["hidden"],
+        fields["seq"],
+        key_heads=f.whole("linear_num_key_heads", 16),
+        value_heads=f.whole("linear_num_value_heads", 32),
+        key_dim=f.whole("linear_key_head_dim", 128),
+        value_dim=f.whole("linear_value_head_dim", 128),
+        taps=f.whole("linear_conv_kernel_dim", 4),
+        epsilon=fields["epsilon"],
+    )
+    kinds = _listed(f, "layer_types", layers, "D*") or usual
+    return _made(
+        fields, None, delta_rule=rule, kinds=kinds, qk_norm=True, attention_gate=True, **more
+    )
+
+
+def _qwen_experts(f: Fields, *, experts: int, top: int) -> dict[str, Any]:
+    return {
+        "sparse_layers": True,
+        "experts": f.whole("num_experts", experts, limit=_EXPERTS),
+        "top": f.whole("num_experts_per_tok", top),
+        "expert_ff": f.whole("moe_intermediate_size", 512),
+        "shared_ff": f.whole("shared_expert_intermediate_size", 512),
+        "shared_gate": True,
+    }
+
+
+def _qwen3_next(f: Fields) -> tuple[Family, Any]:
+    f.only("decoder_sparse_step", 1)
+    f.only("mlp_only_layers", [])
+    fields = decoder(
+        f, hidden=2048, layers=48, heads=16, ff=5632, kv_heads=2, vocab=151936, seq=32768,
+        share=0.25, head_dim=256,
+    )  # fmt: skip
+    experts = _qwen_experts(f, experts=512, top=10)
+    return _qwen_delta(f, fields, **experts, normalise=f.flag("norm_topk_prob", True))
+
+
+def _qwen3_5(f: Fields) -> tuple[Family, Any]:
+    fields = decoder(
+        f, heads=16, ff=12288, kv_heads=4, vocab=248320, seq=32768, share=0.25, head_dim=256
+    )
+    return _qwen_delta(f, fields)
+
+
+def _qwen3_5_moe(f: Fields) -> tuple[Family, Any]:
+    fields = decoder(
+        f, hidden=2048, layers=40, heads=16, ff=512, kv_heads=2, vocab=248320, seq=32768,
+        share=0.25, head_dim=256,
+    )  # fmt: skip
+    return _qwen_delta(f, fields, **_qwen_experts(f, experts=256, top=8))
+
+
 def _nemotron_h(f: Fields) -> tuple[Family, Any]:
     kinds = _listed(f, "layers_block_type", None, "M*-E") or _pattern(f)
     if "E" in kinds:
@@ -244,4 +307,7 @@ HYBRIDS: Mapping[str, Read] = {
     "granitemoehybrid": _granitemoehybrid,
     "lfm2": _lfm2,
     "nemotron_h": _nemotron_h,
+    "qwen3_5_moe_text": _qwen3_5_moe,
+    "qwen3_5_text": _qwen3_5,
+    "qwen3_next": _qwen3_next,
 }

@@ -1,8 +1,9 @@
 """Decoders whose layers differ in what mixes tokens: attention, a state space (`models_zoo.mamba`),
-both side by side, or a short convolution.
+both side by side, a short convolution, or the gated delta rule (`models_zoo.delta`).
 
 A layer is what mixes tokens and a feed-forward, dense or experts, each behind a norm (Bamba,
-Granite 4, Falcon-H1, LFM2), or one of these alone (Nemotron-H). The rest is Llama's.
+Granite 4, Falcon-H1, LFM2,
+Qwen3-Next), or one of these alone (Nemotron-H). The rest is Llama's.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from models_zoo import llama, mamba, moe
+from models_zoo import delta, llama, mamba, moe
 from models_zoo.builder import Net, Scope
 from models_zoo.layers import linear
 from models_zoo.spec import Family, Preset, require
@@ -20,18 +21,20 @@ KINDS = {
     "*": "attention",
     "H": "both side by side",
     "C": "a short convolution",
+    "D": "the gated delta rule",
     "-": "a feed-forward alone",
     "E": "experts alone",
 }
 """Letters of `HybridConfig.kinds`."""
-_NAMES = {"M": "mamba", "C": "conv"}
+_NAMES = {"M": "mamba", "C": "conv", "D": "linear_attn"}
 
 
 @dataclass(frozen=True)
 class HybridConfig(moe.MoeConfig):
     """kinds: a letter (KINDS) a layer, begun anew where there are more layers. alone: a layer has
-    one branch. sparse_layers: feed-forwards are experts. ssm: of the state space; its seq, hidden
-    and decomposed are this record's. conv_taps, conv_bias: of short convolutions.
+    one branch. sparse_layers: feed-forwards are experts. ssm, delta_rule: of the state space and
+    the delta rule; their seq, hidden and decomposed are this record's. conv_taps, conv_bias: of
+    short convolutions.
 
     attention_in, attention_out, gate_scale, down_scale multiply what attention reads and makes,
     the gate before its activation, and the feed-forward's result (Falcon-H1).
@@ -41,6 +44,7 @@ class HybridConfig(moe.MoeConfig):
     alone: bool = False
     sparse_layers: bool = False
     ssm: mamba.Mamba2 | None = None
+    delta_rule: delta.Delta | None = None
     conv_taps: int = 3
     conv_bias: bool = False
     attention_in: float = 1.0
@@ -64,6 +68,12 @@ class HybridConfig(moe.MoeConfig):
         own = self.ssm or mamba.Mamba2(self.hidden, self.seq, 2 * self.hidden // 64)
         return replace(own, hidden=self.hidden, seq=self.seq, decomposed=self.decomposed)
 
+    @property
+    def rule(self) -> delta.Delta:
+        """The delta rule of a layer."""
+        own = self.delta_rule or delta.Delta(self.hidden, self.seq)
+        return replace(own, hidden=self.hidden, seq=self.seq, decomposed=self.decomposed)
+
     def kind(self, layer: int) -> str:
         """A layer's letter."""
         return self.kinds[layer % len(self.kinds)]
@@ -84,6 +94,9 @@ def build(c: HybridConfig, net: Net) -> None:
         mamba.check(c.space, net)
         own = mamba.masks(net.root.at("model/mask"), c.space)
 
+    if any(c.kind(i) == "D" for i in layers):
+        delta.check(c.rule, net)
+
     def layer(i: int, s: Scope, x: str, attention: llama.Attend, feed: llama.Attend) -> str:
         if c.alone:
             return _alone(i, s, x, c, {"*": attention, **_others(c, own)}, feed)
@@ -98,7 +111,7 @@ def build(c: HybridConfig, net: Net) -> None:
 
 def _check(c: HybridConfig, net: Net) -> None:
     """Raises PlanError P073 for layers that cannot be written."""
-    known = "M*C-E" if c.alone else "M*HC"
+    known = "M*C-E" if c.alone else "M*HCD"
     odd = sorted(set(c.kinds) - set(known))
     require(bool(c.kinds), f"{net.name}: kinds is empty", f"letters of {known}")
     require(not odd, f"{net.name}: kinds has {', '.join(odd)}", f"letters of {known}")
@@ -112,7 +125,7 @@ def _check(c: HybridConfig, net: Net) -> None:
 def _others(c: HybridConfig, own: mamba.Masks | None) -> Mapping[str, llama.Attend]:
     """What mixes tokens beside attention, by letter."""
     space = {"M": lambda s, x: mamba.mixer(s, x, c.space, own)} if own else {}
-    return {**space, "C": lambda s, x: _short(s, x, c)}
+    return {**space, "C": lambda s, x: _short(s, x, c), "D": lambda s, x: delta.mixer(s, x, c.rule)}
 
 
 def _both(mixers: Mapping[str, llama.Attend]) -> llama.Attend:
@@ -145,7 +158,8 @@ def _alone(
 def _feed(i: int, s: Scope, x: str, c: HybridConfig) -> str:
     """A layer's feed-forward; s: its layer's module, or its own where it is the layer's one."""
     if c.sparse(i):
-        return moe.mixture(s if c.alone else s.at("block_sparse_moe"), x, c)
+        name = "mlp" if "D" in c.kinds else "block_sparse_moe"
+        return moe.mixture(s if c.alone else s.at(name), x, c)
     m, width = s if c.alone else s.at("mlp"), c.dense_ff or c.ff
     if c.plain_mlp:
         return llama.plain(m, x, c, width)

@@ -62,6 +62,9 @@ class LlamaConfig:
     attention_scale: by default width^-1/2. residual_scale, embedding_scale, head_scale multiply
     what each branch adds, the embedded tokens and the logits (Granite).
 
+    attention_gate: what attention gives is multiplied by the sigmoid of one more projection
+    (Qwen3-Next).
+
     packed: positions of a sequence have the number of theirs (segment_ids), and see
     those of the same alone. cache: keys and values of earlier tokens are inputs
     (models_zoo.cache).
@@ -108,6 +111,7 @@ class LlamaConfig:
     residual_scale: float = 1.0
     embedding_scale: float = 1.0
     head_scale: float = 1.0
+    attention_gate: bool = False
 
     @property
     def rows(self) -> int:
@@ -383,13 +387,11 @@ def _attention(
     context = attend(
         s, q, k, v, groups=groups, scale=scale, mask=mask, decomposed=spread, cap=c.cap
     )
-    return linear(
-        s.at("o_proj"),
-        merge_heads(s, context, c.rows, c.heads * c.width),
-        c.heads * c.width,
-        c.hidden,
-        bias=c.attention_bias,
-    )
+    context = merge_heads(s, context, c.rows, c.heads * c.width)
+    if c.attention_gate:
+        gate = linear(s.at("gate_proj"), x, c.hidden, c.heads * c.width, bias=bias)
+        context = s.op("Mul", context, s.op("Sigmoid", gate))
+    return linear(s.at("o_proj"), context, c.heads * c.width, c.hidden, bias=c.attention_bias)
 
 
 def _rms(s: Scope, x: str, c: LlamaConfig, width: int) -> str:

@@ -37,6 +37,9 @@ WRITTEN_OTHERWISE = {
     "kimi_k2": _PAIRS,
     "llama4_text": f"{_PAIRS}, and its routers weigh what experts take in",
     "nemotron": _ONE_MORE,
+    "qwen3_5_moe_text": _ONE_MORE,
+    "qwen3_5_text": _ONE_MORE,
+    "qwen3_next": _ONE_MORE,
     "roberta": _OFFSET,
     "xlm-roberta": _OFFSET,
 }

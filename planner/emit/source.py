@@ -19,6 +19,7 @@ from planner.graph.ir import Node
 KERNELS = (
     "kernels",
     "latent",
+    "linear_attention",
     "float8",
     "nets",
     "recurrent",

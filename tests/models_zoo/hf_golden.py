@@ -34,6 +34,21 @@ _SPACE: dict[str, Any] = {
     "mamba_n_groups": 2,
 }
 _BLOCKS = ["mamba", "attention", "mamba"]
+_DELTA: dict[str, Any] = {
+    **_SMALL,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "bamba": {**_SMALL, **_SPACE, "model_type": "bamba", "attn_layer_indices": [1]},
     "granitemoehybrid": {
@@ -102,6 +117,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "n_groups": 2,
         "chunk_size": 8,
     },
+    "qwen3_5_moe": {**_DELTA, **_EXPERTS, "model_type": "qwen3_5_moe_text"},
+    "qwen3_5": {**_DELTA, "model_type": "qwen3_5_text"},
+    "qwen3_next": {**_DELTA, **_EXPERTS, "model_type": "qwen3_next"},
 }
 
 

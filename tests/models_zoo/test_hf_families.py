@@ -499,7 +499,7 @@ def test_experts_are_read_as_routed_ones(kind: str, form: str, tmp_path: Path) -
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"model_type": "qwen3_next"}, "P075", "state runs along the sequence"),
+    ({"model_type": "kimi_linear"}, "P075", "state runs along the sequence"),
     ({"model_type": "gemma2", "layer_types": "full"}, "P074", "layer_types"),
     (
         {"model_type": "gemma2", "num_hidden_layers": 3,

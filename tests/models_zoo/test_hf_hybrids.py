@@ -72,6 +72,16 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
          "full_attn_idxs": [2, 5, 8, 10, 12, 14], "num_hidden_layers": 16},
         1_170_340_608,
     ),
+    ("qwen3-next-80b-a3b", {"model_type": "qwen3_next"}, 79_674_391_296),
+    (
+        "qwen3.5-27b",
+        {"model_type": "qwen3_5",
+         "text_config": {"model_type": "qwen3_5_text", "hidden_size": 5120,
+                         "intermediate_size": 17408, "num_hidden_layers": 64,
+                         "num_attention_heads": 24, "linear_num_value_heads": 48}},
+        26_895_998_464,
+    ),
+    ("qwen3.5-35b-a3b", {"model_type": "qwen3_5_moe", "text_config": {}}, 34_660_610_688),
 ]  # fmt: skip
 """Name, fields as published, parameters of transformers 5.24's own model of them."""
 
@@ -105,6 +115,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "falcon_h1", "ssm_multipliers": [1.0, -1.0]}, "5 positive numbers"),
     ({"model_type": "falcon_h1", "mlp_multipliers": [1.0, "x"]}, "a positive number"),
     ({"model_type": "lfm2", "layer_types": ["conv"] * 31 + ["mamba"]}, "32 words of"),
+    ({"model_type": "qwen3_next", "decoder_sparse_step": 2}, "decoder_sparse_step"),
+    ({"model_type": "qwen3_next", "layer_types": ["mamba"] * 48}, "48 words of"),
+    ({"model_type": "qwen3_5_text", "linear_num_key_heads": 0}, "linear_num_key_heads"),
     ({"model_type": "nemotron_h"}, "without experts"),
     ({"model_type": "nemotron_h", "hybrid_override_pattern": "M-x"}, "letters of"),
     ({"model_type": "nemotron_h", "hybrid_override_pattern": "M" * 10_001}, "up to 10000"),
@@ -135,6 +148,8 @@ PROGRAMS = [
     ("nemotron_h", "tp=4,dp=2", "shard_map"),
     ("lfm2", "tp=4,dp=2", "jit"),
     ("lfm2", "dp=8", "jit"),
+    ("qwen3_5", "tp=2,dp=4", "shard_map"),
+    ("qwen3_next", "expert=2,tp=2,dp=2", "jit"),
 ]
 
 

@@ -411,6 +411,20 @@ def attentions() -> list[Case]:
             query_block=16,
         ),
         Case(
+            "linear-attention",
+            "LinearAttention",
+            ((8, 6, 4, 3), (8, 6, 4, 3), (8, 6, 4, 5), (8, 6, 4)),
+            ((8, 6, 4, 5), (8, 4, 3, 5)),
+            {"scale": 0.3, "chunk": 4},
+        ),
+        Case(
+            "linear-attention-delta",
+            "LinearAttention",
+            ((8, 10, 4, 3), (8, 10, 4, 3), (8, 10, 4, 5), (8, 10, 4), (8, 10, 4)),
+            ((8, 10, 4, 5), (8, 4, 3, 5)),
+            {"scale": 0.3, "chunk": 4},
+        ),
+        Case(
             "cached-attention",
             "CachedAttention",
             (

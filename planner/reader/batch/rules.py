@@ -295,6 +295,18 @@ def _recurrent(t: Tracer, op: Op) -> list[Dims]:
     ]
 
 
+def _linear_attention(t: Tracer, op: Op) -> list[Dims]:
+    """Samples are apart, and each is one sequence."""
+    q, v = t.dims(op.inputs[0]), t.dims(op.inputs[2])
+    if any(0 in f for f in (*q[1:], *v[1:])):
+        raise t.fail(op, "has the batch in a dim that is not the first")
+    given = [i for i in op.inputs if i]
+    if q[0] == (0,):
+        t.align(op, [(i, 0) for i in given[:3]], 4, ones=False)
+        t.align(op, [(i, 0) for i in given[3:]], 3, ones=False)
+    return [(*q[:3], v[3]), (q[0], q[2], q[3], v[3])]
+
+
 def _attention(t: Tracer, op: Op) -> list[Dims]:
     q, k, v = (t.dims(i) for i in op.inputs[:3])
     if any(0 in f for f in (*q[1:], *k[1:], *v[1:])):
@@ -391,6 +403,7 @@ RULES: dict[str, Rule] = {
     "GRU": _recurrent,
     "RNN": _recurrent,
     "Attention": _attention,
+    "LinearAttention": _linear_attention,
     "RotaryEmbedding": _rotary,
     "RoutedExperts": _experts,
 }

@@ -440,6 +440,13 @@ def _attention(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]
     return [((b, h, s, e), q[1])]
 
 
+def _linear_attention(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
+    q, v = types[0], types[2]
+    assert q and v
+    b, t, h, n = q[0]
+    return [((b, t, h, v[0][-1]), v[1]), ((b, h, n, v[0][-1]), v[1])]
+
+
 def _rotary(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
     x, c, s = types[0], types[1], types[2]
     assert x and c and s
@@ -498,6 +505,7 @@ _RULES: dict[str, Callable[[Mapping[str, Any], Types, Any], list[Type]]] = {
     "GRU": _recurrent(3),
     "RNN": _recurrent(1),
     "Attention": _attention,
+    "LinearAttention": _linear_attention,
     "RotaryEmbedding": _rotary,
     "MaxPoolIndices": _values_and_indices,
     **dict.fromkeys(

@@ -1,0 +1,82 @@
+"""Attention to a state that decays and is corrected along the sequence (the gated delta rule)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+# Many parameters: the operands and attributes of the operator.
+def linear_attention(q, k, v, decay, beta, scale, chunk):
+    """Per head, with state s [N, P]: s = exp(decay) s, then s += k (beta (v - k s)), y = scale q s
+    (without beta s += k v), and the last states; q, k [B, T, H, N], v [B, T, H, P], decay, beta [B,
+    T, H].
+
+    In chunks: what the steps of a chunk correct of one another is a product with the inverse of a
+    triangular matrix; states pass from chunk to chunk in a loop. The backward pass makes all of it
+    again.
+    """
+
+    @jax.checkpoint
+    def run(q, k, v, decay, beta):
+        steps = min(chunk, q.shape[1])
+        short = -q.shape[1] % steps
+
+        def parts(x):
+            """[B, T, H, ..] -> [chunks, B, H, steps, ..]."""
+            x = jnp.pad(x, ((0, 0), (0, short), *[(0, 0)] * (x.ndim - 2)))
+            x = x.reshape(x.shape[0], -1, steps, *x.shape[2:])
+            return jnp.moveaxis(jnp.moveaxis(x, 3, 1), 2, 0)
+
+        def times(text, a, b):
+            """Of two operands in the type of v, summed in float32."""
+            a, b = a.astype(v.dtype), b.astype(v.dtype)
+            return jnp.einsum(text, a, b, preferred_element_type=jnp.float32)
+
+        queries, keys, new = parts(q), parts(k), parts(v)
+        total = jnp.cumsum(parts(decay).astype(jnp.float32), -1)
+        at = jnp.arange(steps)
+        between = total[..., :, None] - total[..., None, :]
+        left = jnp.exp(jnp.where(at[:, None] >= at, between, -jnp.inf))
+        scores = times("zbhcn,zbhdn->zbhcd", queries, keys) * left * scale
+        since = jnp.exp(total)[..., None]
+        state_keys = None
+        if beta is not None:
+            share = parts(beta).astype(jnp.float32)[..., None]
+            alike = times("zbhcn,zbhdn->zbhcd", keys, keys) * left * share
+            inverse = unit_inverse(jnp.where(at[:, None] > at, alike, 0))
+            new = times("zbhcd,zbhdp->zbhcp", inverse, new * share)
+            state_keys = times("zbhcd,zbhdn->zbhcn", inverse, keys * share * since)
+        until = jnp.exp(total[..., -1:] - total)[..., None]
+        whole = jnp.exp(total[..., -1])[..., None, None]
+
+        def step(state, own):
+            queries, keys, new, state_keys, scores, whole = own
+            if state_keys is not None:
+                new = new - times("bhcn,bhnp->bhcp", state_keys, state)
+            y = times("bhcn,bhnp->bhcp", queries, state) + times("bhcd,bhdp->bhcp", scores, new)
+            return state * whole + times("bhcn,bhcp->bhnp", keys, new), y.astype(v.dtype)
+
+        empty = (keys[0, :, :, 0, :, None] * new[0, :, :, 0, None, :]).astype(jnp.float32) * 0
+        own = (queries * since * scale, keys * until, new, state_keys, scores, whole)
+        state, y = lax.scan(step, empty, own)
+        y = jnp.moveaxis(jnp.moveaxis(y, 0, 2), 1, 3)
+        y = y.reshape(y.shape[0], -1, *y.shape[3:])[:, : q.shape[1]]
+        return y, state.astype(v.dtype)
+
+    return run(q, k, v, decay, beta)
+
+
+def unit_inverse(lower):
+    """(1 + lower)^-1 of strictly lower triangular matrices [.., n, n], by blocks of 1, 2, 4 ..
+    rows: of two blocks that are done, the corner between them is - (second) corner (first)."""
+    n = lower.shape[-1]
+    at, rows = jnp.arange(n), 1
+    done = jnp.broadcast_to(jnp.eye(n, dtype=lower.dtype), lower.shape)
+    while rows < n:
+        row, column = at[:, None] // rows, at // rows
+        corner = jnp.where((row % 2 == 1) & (column == row - 1), lower, 0)
+        done = done - (corner if rows == 1 else done @ (corner @ done))
+        rows *= 2
+    return done

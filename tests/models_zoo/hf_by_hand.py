@@ -1,0 +1,55 @@
+"""Weights of checkpoints that `plan weights` refuses, as the zoo's models have them: what the two
+write otherwise is undone here, value by value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+Tensors = dict[str, np.ndarray]
+
+
+def qwen_delta(tensors: Tensors, config: dict[str, Any]) -> Tensors:
+    """Qwen3-Next and Qwen3.5: norms multiply by 1 + weight, queries lie beside their gates, and
+    heads of the delta rule's parts beside each other."""
+    return {
+        name: np.ascontiguousarray(value)
+        for source, tensor in tensors.items()
+        for name, value in _qwen(source, tensor, config)
+    }
+
+
+def _qwen(name: str, x: np.ndarray, c: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    stem, hidden = name.rsplit(".", 2)[0], c["hidden_size"]
+    keys, width = c["linear_num_key_heads"], c["linear_key_head_dim"]
+    values = c["linear_value_head_dim"] * c["linear_num_value_heads"]
+    if name.endswith("self_attn.q_proj.weight"):
+        q, gate = x.reshape(c["num_attention_heads"], 2, -1, hidden).transpose(1, 0, 2, 3)
+        yield f"{stem}.q_proj.weight", q.reshape(-1, hidden).T
+        yield f"{stem}.gate_proj.weight", gate.reshape(-1, hidden).T
+    elif name.endswith("in_proj_qkvz.weight"):
+        parts = np.split(
+            x.reshape(keys, -1, hidden), np.cumsum([width, width, values // keys]), axis=1
+        )
+        names = ("in_proj_qkv.q", "in_proj_qkv.k", "in_proj_qkv.v", "in_proj_z")
+        for own, part in zip(names, parts, strict=True):
+            yield f"{stem}.{own}.weight", part.reshape(-1, hidden).T
+    elif name.endswith("in_proj_ba.weight"):
+        for own, part in zip("ba", np.split(x.reshape(keys, -1, hidden), 2, axis=1), strict=True):
+            yield f"{stem}.in_proj_{own}.weight", part.reshape(-1, hidden).T
+    elif name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+        for own, part in zip("qkv", np.split(x, [keys * width, 2 * keys * width]), strict=True):
+            turned = part if "conv1d" in name else part.T
+            yield f"{name.removesuffix('weight')}{own}.weight", turned
+    elif name.endswith("experts.gate_up_proj"):
+        for own, part in zip(("gate", "up"), np.split(x, 2, axis=1), strict=True):
+            yield f"{stem}.experts.{own}_proj.weight", part.swapaxes(1, 2)
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight", x.swapaxes(1, 2)
+    elif "norm" in name and "linear_attn" not in name:
+        yield name, 1 + x
+    else:
+        turned = x.T if x.ndim == 2 and "embed_tokens" not in name else x
+        yield name.replace("shared_expert.", "shared_experts."), turned
