@@ -248,8 +248,8 @@ def _qwen3_5_moe(f: Fields) -> tuple[Family, Any]:
 
 def _nemotron_h(f: Fields) -> tuple[Family, Any]:
     kinds = _listed(f, "layers_block_type", None, "M*-E") or _pattern(f)
-    if "E" in kinds:
-        raise f.bad("layers_block_type", "layers without experts (theirs have no gates)")
+    if f.data.get("num_nextn_predict_layers"):
+        f.left_out.append("The layers that predict a second token are left out.")
     f.data = {**f.data, "head_dim": f.whole("head_dim", 128), "num_hidden_layers": len(kinds)}
     f.only("attention_head_dim", f.data["head_dim"])
     f.only("attention_bias", False)
@@ -274,7 +274,25 @@ def _nemotron_h(f: Fields) -> tuple[Family, Any]:
         "out_bias": bias,
         "step_least": f.number("time_step_min", 0.001),
     }
-    return _made(fields, space, kinds=kinds, alone=True, plain_mlp=True, bare_every=1)
+    experts = _nemotron_experts(f) if "E" in kinds else {}
+    return _made(fields, space, **experts, kinds=kinds, alone=True, plain_mlp=True, bare_every=1)
+
+
+def _nemotron_experts(f: Fields) -> dict[str, Any]:
+    """Experts without gates, routed as DeepSeek V3's."""
+    f.only("moe_latent_size", None)
+    f.only("n_shared_experts", 1)
+    return {
+        "experts": f.whole("n_routed_experts", 8, limit=_EXPERTS),
+        "top": f.whole("num_experts_per_tok", 2),
+        "expert_ff": f.whole("moe_intermediate_size", 7688),
+        "shared_ff": f.whole("moe_shared_expert_intermediate_size", 7688),
+        "groups": f.whole("n_group", 1),
+        "group_top": f.whole("topk_group", 1),
+        "scoring": "sigmoid",
+        "normalise": f.flag("norm_topk_prob", True),
+        "scaling": f.number("routed_scaling_factor", 1.0),
+    }
 
 
 def _pattern(f: Fields) -> str:

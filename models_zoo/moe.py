@@ -49,7 +49,8 @@ class MoeConfig(llama.LlamaConfig):
     expert_ff: width of a routed expert, by default ff; dense_ff: of a layer without experts,
     likewise. normalise: the chosen weights sum to 1 (times `scaling`). router_bias, expert_bias:
     biases on those products. limit: gate and up are bounded, the gate g becomes g sigmoid(alpha g)
-    and 1 is added to up (GPT-OSS), 0 for none of this.
+    and 1 is added to up (GPT-OSS), 0 for none of this. plain_mlp: experts, and the feed-forward
+    beside them, have no gate, and their activation may be relu2 (Nemotron 3).
     """
 
     experts: int = 8
@@ -84,7 +85,7 @@ class MoeConfig(llama.LlamaConfig):
     @property
     def idle(self) -> int:
         """Parameters of experts that a token does not pass."""
-        each = 3 * self.hidden * self.expert_width
+        each = (2 if self.plain_mlp else 3) * self.hidden * self.expert_width
         if self.expert_bias:
             each += 2 * self.expert_width + self.hidden
         sparse = sum(self.sparse(i) for i in range(self.layers))
@@ -100,13 +101,17 @@ def build(c: MoeConfig, net: Net) -> None:
 def checked(c: MoeConfig, net: Net) -> None:
     """Raises PlanError P073 for sizes that do not go together."""
     require(c.top <= c.experts, f"{net.name}: top={c.top} is more than experts={c.experts}")
-    require(not c.plain_mlp, f"{net.name}: the experts have gates", "leave out plain_mlp")
     require(
-        c.act in ("silu", "gelu-tanh"),
+        c.act in ("silu", "gelu-tanh") or (c.plain_mlp and c.act in ("relu", "relu2")),
         f"{net.name}: experts with the activation {c.act}",
         "act=silu",
     )
     require(not c.mlp_bias, f"{net.name}: the experts have no biases", "leave out mlp_bias")
+    require(
+        not (c.plain_mlp and (c.limit or c.expert_bias)),
+        f"{net.name}: experts without gates have neither biases nor bounds",
+        "leave out limit and expert_bias",
+    )
     require(
         c.dense_layers <= c.layers,
         f"{net.name}: dense_layers={c.dense_layers} is more than layers={c.layers}",
@@ -145,7 +150,7 @@ def mixture(m: Scope, x: str, c: MoeConfig) -> str:
     routed = {"dense": _dense, "gathered": _gathered, "capacity": _capacity}[c.form](m, x, c)
     if not c.shared_ff:
         return routed
-    shared = llama.gated(m.at("shared_experts"), x, c, c.shared_ff)
+    shared = llama.mlp(m.at("shared_experts"), x, c, c.shared_ff)
     if c.shared_gate:
         g = m.at("shared_expert_gate")
         shared = g.op("Mul", shared, g.op("Sigmoid", linear(g, x, c.hidden, 1, bias=False)))
@@ -192,7 +197,8 @@ def _one_hot(s: Scope, index: str, depth: int) -> str:
 
 @dataclass(frozen=True)
 class _Stacks:
-    """Weights [E, in, out] of gate, up and down, and their biases [E, out] ("" without)."""
+    """Weights [E, in, out] of gate (where there is one), up and down, and their biases [E, out]
+    ("" without)."""
 
     weights: tuple[str, ...]
     biases: tuple[str, ...]
@@ -200,7 +206,9 @@ class _Stacks:
 
 def _stacks(s: Scope, c: MoeConfig) -> _Stacks:
     e, (hidden, width) = s.at("experts"), (c.hidden, c.expert_width)
-    sizes = (("gate_proj", hidden, width), ("up_proj", hidden, width), ("down_proj", width, hidden))
+    sizes = [("up_proj", hidden, width), ("down_proj", width, hidden)]
+    if not c.plain_mlp:
+        sizes.insert(0, ("gate_proj", hidden, width))
     return _Stacks(
         tuple(e.weight(f"{n}.weight", c.experts, a, b, std=a**-0.5) for n, a, b in sizes),
         tuple(
@@ -218,6 +226,8 @@ def _swiglu(s: Scope, x: str, stacks: _Stacks, c: MoeConfig) -> str:
         y = e.op("MatMul", x, stacks.weights[k])
         return e.op("Add", y, stacks.biases[k]) if stacks.biases[k] else y
 
+    if c.plain_mlp:
+        return product(activation(e, product(x, 0), c.act), 1)
     gate, up = product(x, 0), product(x, 1)
     if not c.limit:
         return product(e.op("Mul", activation(e, gate, c.act), up), 2)

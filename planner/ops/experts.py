@@ -68,6 +68,7 @@ EXPERT = "expert-"
 MIXES = {
     "silu": "jax.nn.silu({0})",
     "relu": "jax.nn.relu({0})",
+    "relu2": "jnp.square(jax.nn.relu({0}))",
     "gelu": "jax.nn.gelu({0}, approximate=False)",
     "gelu_tanh": "jax.nn.gelu({0}, approximate=True)",
     "sigmoid": "jax.nn.sigmoid({0})",

@@ -67,6 +67,14 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
     ),
     ("nemotron-h-8b", NEMOTRON_H, 8_100_852_736),
     (
+        "nemotron-3-nano-30b-a3b",
+        {"model_type": "nemotron_h", "hidden_size": 2688, "num_key_value_heads": 2,
+         "hybrid_override_pattern": "MEMEM*" + "EMEMEM*" * 4 + "EMEMEMEM*EMEMEMEME",
+         "mamba_num_heads": 64, "n_routed_experts": 128, "num_experts_per_tok": 6,
+         "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712},
+        31_577_937_344 + 23 * 128,
+    ),
+    (
         "lfm2-1.2b",
         {"model_type": "lfm2", "hidden_size": 2048, "block_ff_dim": 12288,
          "full_attn_idxs": [2, 5, 8, 10, 12, 14], "num_hidden_layers": 16},
@@ -83,7 +91,8 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
     ),
     ("qwen3.5-35b-a3b", {"model_type": "qwen3_5_moe", "text_config": {}}, 34_660_610_688),
 ]  # fmt: skip
-"""Name, fields as published, parameters of transformers 5.24's own model of them."""
+"""Name, fields as published, parameters of transformers 5.24's own model of them, buffers of
+routers counted."""
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row[0])
@@ -118,7 +127,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "qwen3_next", "decoder_sparse_step": 2}, "decoder_sparse_step"),
     ({"model_type": "qwen3_next", "layer_types": ["mamba"] * 48}, "48 words of"),
     ({"model_type": "qwen3_5_text", "linear_num_key_heads": 0}, "linear_num_key_heads"),
-    ({"model_type": "nemotron_h"}, "without experts"),
+    ({"model_type": "nemotron_h", "moe_latent_size": 1024}, "moe_latent_size"),
     ({"model_type": "nemotron_h", "hybrid_override_pattern": "M-x"}, "letters of"),
     ({"model_type": "nemotron_h", "hybrid_override_pattern": "M" * 10_001}, "up to 10000"),
 ]
@@ -138,6 +147,13 @@ def test_experts_beside_a_state_space_are_routed_ones(tmp_path: Path) -> None:
     assert sum(node.op == "RoutedExperts" for node in graph.nodes) == 3
 
 
+def test_experts_without_gates_are_routed_ones(tmp_path: Path) -> None:
+    for form in ("dense", "gathered"):
+        model = from_config(write(tmp_path, CONFIGS["nemotron_h-experts"]), {"form": form})
+        found = [n for n in read_model(model, batch=2).nodes if n.op == "RoutedExperts"]
+        assert [(n.attrs["activation"], n.inputs[3]) for n in found] == [("relu2", "")] * 2
+
+
 # In jit programs the gradient of a depthwise convolution's filters is the compiler's where it cuts
 # the batch alone (planner.ops.linear).
 PROGRAMS = [
@@ -146,6 +162,7 @@ PROGRAMS = [
     ("granitemoehybrid", "expert=2,dp=4", "shard_map"),
     ("falcon_h1", "tp=2,dp=4,zero=3", "shard_map"),
     ("nemotron_h", "tp=4,dp=2", "shard_map"),
+    ("nemotron_h-experts", "expert=2,dp=4", "shard_map"),
     ("lfm2", "tp=4,dp=2", "jit"),
     ("lfm2", "dp=8", "jit"),
     ("qwen3_5", "tp=2,dp=4", "shard_map"),

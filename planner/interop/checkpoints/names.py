@@ -84,6 +84,7 @@ _ORDERS = (("z", "x", "b", "c", "dt"), ("b", "c", "x"))
 _EXPERTS = re.compile(
     r"(.*\b)(?:mlp|block_sparse_moe)\.experts\.(gate_proj|up_proj|down_proj|w1|w2|w3|gate_up_proj\.gate|gate_up_proj\.up)(?:\.weight)?"
 )
+_UNGATED = re.compile(r"(.*\bmixer\.experts)\.(up_proj|down_proj)\.weight")  # Nemotron-H
 _ROLES = {
     "gate_proj": "w1",
     "gate_up_proj.gate": "w1",
@@ -157,6 +158,9 @@ def ways(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[Want
             if role == "w2"
             else Want(f"{at}.input_linear.weight", int(role == "w3"), 2)
         ]
+    if (own := _UNGATED.fullmatch(name)) and len(shape) == 3:
+        yield [Want(f"{own[1]}.{e}.{own[2]}.weight") for e in range(shape[0])]
+        yield [Want(f"{own[1]}.{own[2]}")]
     for other in ties(name):
         yield [Want(other)]
 

@@ -202,6 +202,8 @@ class Form:
         if op.op != "Mul":
             up = self.first(op.inputs[0])
             return None if up is None else (None, up, _activation(op))
+        if op.inputs[0] == op.inputs[1]:
+            return self.squared(op)
         for k in (0, 1):
             act = self.find.maker(source(self.draft, op.inputs[k]), *_ACTIVATIONS, "Gelu")
             if act is None:
@@ -211,6 +213,12 @@ class Form:
             gate, up = self.first(act.inputs[0]), self.first(op.inputs[1 - k])
             return None if gate is None or up is None else (gate, up, _activation(act))
         return self.bounded(op)
+
+    def squared(self, op: Op) -> tuple[None, Product, Activation] | None:
+        """Those of max(0, u)^2, without a gate."""
+        act = self.take(op.inputs[0], "Relu")
+        up = None if act is None else self.first(act.inputs[0])
+        return None if up is None else (None, up, Activation("relu2"))
 
     def bounded(self, op: Op) -> tuple[Product | None, Product, Activation] | None:
         """Those of g sigmoid(alpha g) (u + beta), g bounded from above and u on both sides."""
