@@ -5,9 +5,9 @@ A profile is a file costmodels/runtimes/NAME.toml whose keys are the fields of `
 in NAMES. `[sources]` and `[guessed]` say of every constant where it is from, or why it has this
 value. `kernels` names a set of costmodels/runtimes/kernel_sets.toml.
 
-The profiles `jax-*` price what is emitted. `megatron` and `fsdp` price others' runs as those
-programs run them (costmodels.frameworks): their kernels are described by `Kernels`, their rates
-beside the device's by `Rates`.
+The profiles `jax-*` price what is emitted, those of ENGINES plans that engines are to serve.
+`megatron` and `fsdp` price others' runs as those programs run them (costmodels.frameworks): their
+kernels are described by `Kernels`, their rates beside the device's by `Rates`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from costmodels.frameworks.fused_attention import generation_of
 FOLDER = Path(__file__).with_name("runtimes")
 NAMES = ("jax-shard_map", "jax-jit", "megatron", "fsdp")
 """Known profiles, the default first."""
+ENGINES = ("vllm", "sglang")
+"""Profiles of engines that serve, which are asked for by the engine's name (`--for`)."""
 SAVED_PRODUCTS = {"product": 1.0, "into residual": 1.0, "attention": 1.0}
 """Kernels.saved under selective recompute with flash attention: results of products and of
 attention are saved, what is computed element by element is recomputed."""
@@ -164,9 +166,12 @@ class Runtime:
     where products add to the sum themselves; pinned: fraction of the smaller of two points of the
     backward pass (costmodels.frameworks.peak_memory) that stays allocated in the larger; rows_once:
     a row is sent once to each device, and over the network once to each node, for all of its
-    experts there, by kernels made for that; exchange_slows: what kernels take longer for each
-    second of an exchange of experts' rows beside them; flat_rings: collectives over several
-    switched levels are rings through all members (costmodels.collectives.ring_lines).
+    experts there, by kernels made for that (of engines, those of prompts); serves: an engine's,
+    whose exchanges of rows are such kernels in any case, in steps with a row for each of its
+    experts, and have kernels of the other half of the batch beside them; exchange_slows: what
+    kernels take longer for each second of an exchange of experts' rows beside them; flat_rings:
+    collectives over several switched levels are rings through all members
+    (costmodels.collectives.ring_lines).
     """
 
     name: str
@@ -196,6 +201,7 @@ class Runtime:
     flat_rings: bool = False
     exchange_slows: float = 0.0
     rows_once: bool = False
+    serves: bool = False
     stacked: bool = False
     partitioned: bool = False
     copies_hidden: float = 0.0
@@ -226,7 +232,7 @@ def as_framework(name: str) -> bool:
 def load_runtime(name: str) -> Runtime:
     """A shipped profile. KeyError for unknown names (the caller suggests); ValueError for a file
     with a key that is no field."""
-    if name not in NAMES:
+    if name not in (*NAMES, *ENGINES):
         raise KeyError(name)
     table = _read(name)
     if kernels := table.pop("kernels", ""):

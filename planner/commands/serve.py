@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from costmodels.runtimes import ENGINES
 from planner.commands import files
 from planner.errors import PlanError
 from planner.support import console
@@ -41,12 +42,9 @@ OTHERS = (
     "backend",
     "time_limit",
     "incremental",
-    "launcher",
     "tables",
 )
 """Options that a serving plan does not take."""
-SPELLED = {"launcher": "for"}
-"""How options are written whose values have another name."""
 
 
 def asked(args: argparse.Namespace) -> bool:
@@ -93,10 +91,16 @@ def asked(args: argparse.Namespace) -> bool:
             f"--{given[0]} without --{missing[0]}",
             help=[f"{EXAMPLE}: tokens, tokens, and sequences at once"],
         )
+    if args.launcher and args.launcher not in ENGINES:
+        raise PlanError(
+            "P222",
+            f"a serving plan does not take --for {args.launcher}, which trains",
+            help=[f"--for {' or '.join(ENGINES)}, or leave it out"],
+        )
     if other := unusual(args, OTHERS):
         raise PlanError(
             "P222",
-            f"a serving plan does not take --{SPELLED.get(other[0], other[0]).replace('_', '-')}",
+            f"a serving plan does not take --{other[0].replace('_', '-')}",
             help=[
                 "leave it out",
                 "leave out --prompt, --generate and --concurrency to plan one pass",
@@ -156,8 +160,9 @@ def run(args: argparse.Namespace, target: Path | None) -> int:
             objective=objective,
             quantize=args.quantize,
             cache_type=args.cache_type,
+            engine=args.launcher or "",
             prefill_tokens=args.prefill_tokens,
-            **machine(args),
+            **{k: v for k, v in machine(args).items() if k != "launcher"},
             dims=workload(args)["dims"],
             solver=args.solver,
             seed=args.seed,

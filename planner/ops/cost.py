@@ -107,7 +107,8 @@ class Pieces:
     of activations. partitioned: whether the compiler's partitioner places the collectives.
     on_chip: bytes of a core's own memory, of TPUs. float8: whether the device multiplies it.
     grouped_experts: whether one kernel multiplies the rows of all experts of a device. programs:
-    whether what is priced is an emitted program, and no framework's.
+    whether what is priced is an emitted program, and no framework's. serves: whether it is an
+    engine's.
     """
 
     node: Node
@@ -131,6 +132,7 @@ class Pieces:
     float8: bool = False
     grouped_experts: bool = False
     programs: bool = True
+    serves: bool = False
 
     def operand_shape(self, slot: int, split: Split) -> tuple[int, ...]:
         """Shape of one device's piece of an operand."""

@@ -141,6 +141,8 @@ def kernel_passes(
     sorted_once, summed = Kernel(0.0, 2 * wide * h), Kernel(0.0, 2 * rows * h * itemsize)
     hidden, placed = Kernel(0.0, layers * wide * f), Kernel(0.0, 2.0 * INDEX * given, PLACING)
     made = [Kernel(0.0, moved) for moved in (*casts(wide * h, short), *casts(wide * f, short))]
+    if pieces.serves:  # rows come in float8, sorted; the activation's kernel writes such
+        return (summed, hidden, *[into] * (layers - 1), out_of), ()
     pulled = Kernel(0.0, (2 * layers + 1) * wide * f)
     trained = pieces.backward / (3 - 1 / layers)  # the part of all gradients that are asked for
     backward = (into, layers), (out_of, layers - 1), (gradients, layers)

@@ -291,7 +291,7 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
         rows, count = blocks(pieces.rule, split, pieces.mesh, pieces.trained)
         local = pieces.rule.local(split, pieces.mesh)
         h, f = local["h"], local["f"]
-        given = given_rows(pieces.rule, split, pieces.mesh)
+        given = _given(pieces, split)
         if kernel := kernel_of(pieces, local, given, rows * count * local["e"]):
             busiest = _rows(pieces, split)
             found.append(kernel_passes(kernel, pieces, local, given, busiest, layers))
@@ -330,6 +330,14 @@ def _rows(pieces: Pieces, split: Split) -> float:
     return mean * _busiest(pieces.node, rule, split, mesh)
 
 
+def _given(pieces: Pieces, split: Split) -> int:
+    """Rows that a device's experts have places for: of a program whatever the router does, of an
+    engine, which makes room as rows come, those of the busiest device."""
+    if pieces.serves:
+        return ceil(_rows(pieces, split))
+    return given_rows(pieces.rule, split, pieces.mesh)
+
+
 def _grouped(pieces: Pieces, split: Split) -> Passes:
     """Of a runtime whose kernels multiply all rows of the busiest device's experts, each expert's
     as efficiently as a product of that size; results are made again, as shares multiply them."""
@@ -363,7 +371,7 @@ def _bytes_beside(pieces: Pieces, split: Split) -> float:
         return capped_workspace(pieces, split)
     rule, mesh, itemsize = pieces.rule, pieces.mesh, pieces.itemsize("float32")
     (rows, count), local = blocks(rule, split, mesh, pieces.trained), rule.local(split, mesh)
-    given = given_rows(rule, split, mesh)
+    given = _given(pieces, split)
     one = sum(
         prod(local[f] for dim in rule.operands[k] for f in dim)
         for k in (3, 4, 5)
@@ -396,7 +404,7 @@ def _bytes_sorted(pieces: Pieces, split: Split) -> float:
     if capacity_of(pieces.node) or exchanges(rule, split):
         return 0.0
     (rows, count), local = blocks(rule, split, mesh, pieces.trained), rule.local(split, mesh)
-    given = given_rows(rule, split, mesh)
+    given = _given(pieces, split)
     kernel = kernel_of(pieces, local, given, rows * count * local["e"])
     at = places(kernel, given, local["e"]) if kernel else 0
     return at * local["h"] * pieces.itemsize("float32")

@@ -19,6 +19,7 @@ from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.weights_apart import waiting_share, weights_apart
 from planner.graph.ir import Node
 from planner.ops import operator_of
+from planner.pricing.frameworks.dispatch import dispatched
 from planner.pricing.frameworks.turns import without_bubbles
 from planner.pricing.kernels import kernel_times
 from planner.pricing.pricer import Pricer
@@ -47,6 +48,8 @@ def details(
     uses: dict[str, list[CollectiveUse]] = {}
     lockstep = pricer.runtime.kernels is None
     made = collectives.collectives(flow, runs, pricer.itemsize)
+    if pricer.runtime.serves:
+        made = tuple(dispatched(base, flow, pricer, made))
     for use in made if lockstep else without_bubbles(made, pipeline):
         uses.setdefault(use.what, []).append(use)
     waiting = weights_apart(flow, pipeline)

@@ -46,7 +46,8 @@ def float8_times(
     def converted(size: np.ndarray) -> np.ndarray:
         return pricer.kernels_s(np.zeros(len(size)), 1.5 * size, pricer.recipe.between)
 
-    forward = (largest(xs) + converted(xs)) / readers
+    # Engines have a kernel that reads a row once.
+    forward = (largest(xs) * (not pricer.runtime.serves) + converted(xs)) / readers
     if kept:
         return forward + product(xs + 2 * ws, outs, extents), np.zeros(len(pieces.splits))
     forward += largest(ws) + converted(ws) + product(xs + ws, outs, extents)

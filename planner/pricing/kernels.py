@@ -225,6 +225,7 @@ def pieces_of(
         partitioned=pricer.runtime.partitioned,
         on_chip=pricer.topology.device.on_chip_bytes,
         float8=FLOAT8 in pricer.topology.device.peak_flops_per_s,
+        serves=pricer.runtime.serves,
         grouped_experts=pricer.runtime.grouped_experts,
         programs=pricer.runtime.kernels is None and not pricer.runtime.grouped_experts,
     )
@@ -357,7 +358,8 @@ def inner_times(
     """Seconds of the collectives inside the node's kernel: forward, backward, and those of the
     forward pass whose results a block may save."""
     forward = backward = saved = 0.0
-    made = dispatch_of(base, i, split, pricer) if pricer.runtime.kernels is not None else None
+    own = pricer.runtime.kernels is not None or pricer.runtime.serves
+    made = dispatch_of(base, i, split, pricer) if own else None
     for inner in inner_collectives(
         base.graph.nodes[i],
         base.rules[i],

@@ -44,6 +44,7 @@ from planner.pricing.add_up import add_up, communication_of
 from planner.pricing.bucketing import launched, launching_s, seconds
 from planner.pricing.cost import Communication, Cost, KernelSeconds
 from planner.pricing.device_weights import device_weights
+from planner.pricing.frameworks.dispatch import dispatched
 from planner.pricing.host_tables import pull_push_s
 from planner.pricing.kernels import times_of_class
 from planner.pricing.loop_copies import loop_copies_s
@@ -160,6 +161,8 @@ def communication(
     pricer: Pricer,
 ) -> Communication:
     """Seconds of all collectives of a step by purpose, and of what does not hide."""
+    if pricer.runtime.serves:
+        uses = tuple(dispatched(base, flow, pricer, uses))
     sent, micro = sent_s(base, flow, runs, uses, pricer), flow.plan.microbatches
     result = communication_of(sent)
     exposed = result.exposed_s

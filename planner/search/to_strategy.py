@@ -206,7 +206,8 @@ def say_kernels(nodes: dict[str, dict[str, Any]], **chosen_of: Mapping[str, Chos
 
 def expert_kernels(request: Request, base: GraphFacts, flow: Flow) -> dict[str, Chosen]:
     """The same of routed experts without a capacity."""
-    if request.runtime.kernels is not None or request.topology.device.kind == "cpu":
+    runtime = request.runtime
+    if runtime.kernels is not None or runtime.serves or request.topology.device.kind == "cpu":
         return {}
     return {
         node.id: kernel_of_experts(

@@ -61,7 +61,9 @@ class Asked:
             {"label": p.label, "front": p in front, "chosen": p is best, **p.figures()}
             for p in priced
         )
-        return Found(self, joint, best, rows, most_sequences(joint, best), gap)
+        # Bounds know nothing of halves that take turns.
+        proven = None if self.request.runtime.serves else gap
+        return Found(self, joint, best, rows, most_sequences(joint, best), proven)
 
     def arriving(
         self, traffic: Traffic, concurrency: int | None, seed: int, pools: Pools | None = None
@@ -216,6 +218,7 @@ class Found:
                 "objective": asked.objective,
                 "quantize": service.quantize,
                 **({} if service.cache_type == "compute" else {"cache_type": service.cache_type}),
+                **({"engine": service.engine} if service.engine else {}),
                 "label": best.label,
                 "most_sequences": self.room,
                 "gap": self.gap,

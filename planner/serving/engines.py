@@ -9,7 +9,9 @@ replica there; SGLang divides them by the replicas that share experts. vLLM's re
 always share them (docs/serving/data_parallel_deployment.md there).
 
 Both engines join sequences to those that generate, and page the cache. Plans for requests that
-arrive are priced so; prices of others are those of the emitted program, which does neither.
+arrive are priced so; prices of others are those of the emitted program, which does neither. Plans
+for an engine (`--for`) are priced with its exchanges of experts' rows, and say so to it:
+docs/serving/expert_parallel_deployment.md and docs/design/dbo.md of vLLM, server_args.py of SGLang.
 """
 
 from __future__ import annotations
@@ -59,6 +61,9 @@ class Service:
     """Whether all replicas share the experts"""
     fp8: bool = False
     """Whether weights are kept in float8, and rows made so"""
+    priced: bool = False
+    """Whether the plan is priced as of engines: rows travel by DeepEP, halves of a batch take
+    turns"""
 
     @property
     def together(self) -> int:
@@ -72,6 +77,10 @@ def vllm(s: Service) -> list[str]:
     replicas = max(s.replicas, s.together)
     words += ["--data-parallel-size", str(replicas)] if replicas > 1 else []
     words += ["--enable-expert-parallel"] if s.shared else []
+    if s.shared and s.priced:
+        prompts_alone = s.role == "prefill"
+        kernels = "deepep_high_throughput" if prompts_alone else "deepep_low_latency"
+        words += ["--all2all-backend", kernels, "--enable-dbo"]
     if s.shared and s.nodes > 1:
         words += ["--data-parallel-size-local", str(s.replicas)]
         words += ["--data-parallel-start-rank", f'"$((NODE * {s.replicas}))"']
@@ -96,6 +105,8 @@ def sglang(s: Service) -> list[str]:
     words += ["--dp-size", str(replicas)] if replicas > 1 else []
     if s.shared:
         words += ["--enable-dp-attention", "--ep-size", str(s.tensor * s.together)]
+    if s.shared and s.priced:
+        words += ["--moe-a2a-backend", "deepep", "--enable-two-batch-overlap"]
     if s.shared and s.nodes > 1:
         words += ["--nnodes", str(s.nodes), "--node-rank", '"$NODE"']
         words += ["--dist-init-addr", '"$HEAD:5000"']
@@ -125,6 +136,13 @@ def hand_over(serving: Serving, to: str) -> Handover:
     Raises PlanError: P192 for what engines have no argument for, P194 where no tensor parallelism
     in a node fits, or all is over a twentieth worse than the plan.
     """
+    engine = serving.shape.engine
+    if engine not in ("", to):
+        raise PlanError(
+            "P192",
+            f"this plan is priced as {engine} serves, and {to} serves otherwise",
+            help=[f"--to {engine}", f"plan again with --for {to}"],
+        )
     row = _nearest(serving, to)
     if "units" in row:
         return _hand_over_pools(serving, to, row)
@@ -213,6 +231,7 @@ def service_of(serving: Serving, row: Mapping[str, Any]) -> Service:
         fp8_cache=shape.cache_type == "fp8",
         shared=str(row["label"]).startswith("ep="),
         fp8=shape.quantize == "fp8",
+        priced=bool(shape.engine),
     )
 
 

@@ -38,6 +38,7 @@ from planner.ops import operator_of
 from planner.ops.expert_load import expert_nodes
 from planner.pins.pins import Pins
 from planner.pricing.cost import Cost
+from planner.pricing.kernels import inner_times
 from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
 from planner.search.request import Candidate, Request, SearchResult
@@ -109,6 +110,30 @@ class Phase:
     cost: Cost
     flow: Flow
     pricer: Pricer
+    base: GraphFacts
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds in which rows travel to experts and back."""
+        graph, splits = self.base.graph, self.flow.plan.splits
+        return sum(
+            self.base.times[i]
+            * inner_times(self.base, i, splits[graph.nodes[i].id], self.pricer)[0]
+            for i, _ in expert_nodes(graph)
+            if i in self.base.times
+        )
+
+    def seconds(self, half: Phase | None = None) -> float:
+        """Of an engine, with two halves of the batch where that is shorter: one computes while rows
+        of the other travel, so that the longer of both counts, twice. half: the pass over half the
+        sequences; without it half takes half the time, as where arithmetic bounds it."""
+        whole_s, sent_s = self.cost.step_time_s, self.exchange_s
+        if not self.pricer.runtime.serves or not sent_s:
+            return whole_s
+        one_s, sent_s = (
+            (half.cost.step_time_s, half.exchange_s) if half else (whole_s / 2, sent_s / 2)
+        )
+        return min(whole_s, 2 * max(one_s - sent_s, sent_s))
 
 
 class Joint:
@@ -196,7 +221,8 @@ class Joint:
         yield from self._on_mesh(Pins(self.axes(replicas, split)), "", replicas, split)
         if replicas > 1 and self._experts:
             _, *over = self.axes(replicas, split).items()
-            pins = Pins({EXPERT: (replicas,), **dict(over)}, nodes=self._own_sequences)
+            nodes = {**self._own_sequences, **self._exchanged}
+            pins = Pins({EXPERT: (replicas,), **dict(over)}, nodes=nodes)
             yield from self._on_mesh(pins, f"ep={replicas} ", replicas, split)
 
     @cached_property
@@ -210,6 +236,16 @@ class Joint:
         nodes = self.step.graph(1).nodes
         cached = [node.id for node in nodes if operator_of(node.op).caches]
         return {glob.escape(id): {"split": {"b": [EXPERT]}} for id in cached}
+
+    @cached_property
+    def _exchanged(self) -> dict[str, dict[str, Any]]:
+        """Of an engine, pins that send rows to their experts' devices and back. Prompts and steps
+        may call the experts of a layer by names of which one begins with the other."""
+        if not self.request.runtime.serves:
+            return {}
+        nodes = self._prompts.graph(1).nodes
+        experts = [n.id for n in nodes if operator_of(n.op).kind == "experts"]
+        return {f"{glob.escape(id)}*": {"split": {"expert-b": [EXPERT]}} for id in experts}
 
     def _on_mesh(self, pins: Pins, name: str, replicas: int, split: int) -> Iterator[Priced]:
         """Pairs under pins of a mesh, and perhaps of attention. name: what their labels begin
@@ -324,8 +360,9 @@ class Joint:
             return None
         compute, wave = self.request.recipe.compute, self.prompts(replicas).rows
         cache = self.cache_bytes(each)
-        ttft = first.cost.step_time_s + each.pricer.kernel_s(0.0, self._handed(each, wave), compute)
-        tpot = each.cost.step_time_s + 2 * each.pricer.kernel_s(
+        half = self.half_step(replicas, step.best)
+        ttft = first.seconds() + each.pricer.kernel_s(0.0, self._handed(each, wave), compute)
+        tpot = (each.seconds(half) if half else each.cost.step_time_s) + 2 * each.pricer.kernel_s(
             0.0, 2 * self.token_bytes(each), compute
         )
         peak = self.peak_bytes(first, each, wave)
@@ -356,7 +393,20 @@ class Joint:
     def phase(self, base: GraphFacts, best: Candidate) -> Phase:
         pricer = Pricer(self.request.topology, best.mesh, self.request.runtime, self.request.recipe)
         cost, flow, _ = price_plan(base, best.plan, pricer)
-        return Phase(cost, flow, pricer)
+        return Phase(cost, flow, pricer, base)
+
+    def half_step(self, replicas: int, best: Candidate) -> Phase | None:
+        """A step of half the sequences under a plan; None where replicas cannot halve theirs, or
+        nothing has halves."""
+        sequences = self.step.service.concurrency
+        if not self.request.runtime.serves or sequences % (2 * replicas):
+            return None
+        return self.phase(self._half_base, best)
+
+    @cached_property
+    def _half_base(self) -> GraphFacts:
+        half = self.step.at(concurrency=self.step.service.concurrency // 2)
+        return GraphFacts.of(half.graph(1), training=False, fold=self.request.fold)
 
     def cache_bytes(self, step: Phase) -> float:
         """Bytes of the caches on a device."""

@@ -21,7 +21,15 @@ from planner.serving.cached import Form, form_of, with_constants
 from planner.serving.latent import absorbed, latents
 from planner.serving.quantize import quantized
 from planner.serving.result import Service
-from planner.serving.rewrite import Sight, prompt_graph, sight, step_graph, unseen, with_cache_of
+from planner.serving.rewrite import (
+    Sight,
+    prompt_graph,
+    sight,
+    step_graph,
+    unpadded,
+    unseen,
+    with_cache_of,
+)
 from planner.workload.model import Model, Workload
 
 Phase = Literal["prompts", "step"]
@@ -90,6 +98,8 @@ class PhaseModel(Model):
             read = self._read(self.proto, 1, s.length + 1, form.pasts)
             graph = step_graph(read, form, self._windows(form))
             graph = with_cache_of(graph, form, s.cache_type)
+        if s.engine and self.phase == "prompts":
+            graph = unpadded(graph)
         if s.quantize != "none":
             graph = quantized(graph, s.quantize, self._absorbed(form))
         notes = tuple(n for n in graph.notes if not n.startswith("batch "))  # it was given

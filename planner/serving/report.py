@@ -86,6 +86,11 @@ def _head(serving: Serving, width: int, style: Style) -> list[str]:
         said.append("int8 weights of products, a scale for each column")
     if s["quantize"] == "fp8":
         said.append(_in_fp8(strategy))
+    if s.get("engine"):
+        said.append(
+            "no program is written: plan export; where rows travel to experts, two halves of a"
+            " batch take turns if that is shorter (phases apart are shown without)"
+        )
     if s.get("cache_type") == "fp8":
         said.append("keys and values in float8_e4m3fn")
     return [

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodels.hardware.intake import opened, read_json
+from costmodels.runtimes import ENGINES
 from planner.errors import PlanError
 from planner.strategy.read import checked
 from planner.strategy.strategy import FORMAT_VERSION, Strategy, _plain
@@ -64,7 +65,8 @@ OBJECTIVES = ("throughput", "ttft", "tpot")
 class Service:
     """What is served: sequences at once, tokens of a prompt and tokens generated for each;
     quantize: "none", "int8" or (of --precision fp8) "fp8"; wave: sequences whose prompts are passed
-    at once (0: all); cache_type: "compute" (as is computed) or "fp8"."""
+    at once (0: all); cache_type: "compute" (as is computed) or "fp8"; engine: what serves, "" for
+    the emitted program."""
 
     prompt: int
     generate: int
@@ -72,6 +74,7 @@ class Service:
     quantize: str = "none"
     wave: int = 0
     cache_type: str = "compute"
+    engine: str = ""
 
     @property
     def at_once(self) -> int:
@@ -115,6 +118,7 @@ class Serving:
             str(s["quantize"]),
             int(self.figures["wave"]),
             str(s.get("cache_type", "compute")),
+            str(s.get("engine", "")),
         )
 
     def to_json(self) -> str:
@@ -177,6 +181,8 @@ class Serving:
 def _check_service(service: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
     """Raises TypeError or ValueError where what is served, or what was priced, is not usable."""
     _check_numbers("service", [service["most_sequences"]])
+    if service.get("engine", "") not in ("", *ENGINES):
+        raise ValueError(f"service: engine {str(service['engine'])[:20]!r}")
     if service["objective"] not in OBJECTIVES:
         raise ValueError(f"service: objective {str(service['objective'])[:20]!r}")
     if not all(isinstance(row["label"], str) for row in rows):

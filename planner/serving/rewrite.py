@@ -196,6 +196,19 @@ def _joined(graph: Graph, form: Form) -> dict[str, tuple[str, str]]:
     return joined
 
 
+def unpadded(graph: Graph) -> Graph:
+    """Prompts as engines pass them, one behind the other without padding: causal attention has no
+    mask that hides any."""
+
+    def take(node: Node) -> Node:
+        if node.op != "Attention" or not node.attrs.get("causal"):
+            return node
+        attrs = {k: v for k, v in node.attrs.items() if k != "guard"}
+        return replace(node, inputs=node.inputs[:3], attrs=attrs)
+
+    return replace(graph, nodes=tuple(map(take, graph.nodes)))
+
+
 def window_input(form: Form, seen: Sight) -> str:
     """The input that says which slots of a cache are seen: 1, else 0."""
     return f"{form.mask}/{'chunk of' if seen.by_chunks else 'last'} {seen.tokens}"

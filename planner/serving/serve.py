@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodels.precision import load_recipe, recipe_names
+from costmodels.runtimes import ENGINES, load_runtime
 from planner.cache.folder import Cache
 from planner.errors import PlanError
 from planner.machine.group_names import named_groups
@@ -60,6 +61,7 @@ def serve(
     quantize: str = "none",
     cache_type: str = "compute",
     draft: float | str | None = None,
+    engine: str = "",
     prefill_tokens: int | None = None,
     pools: bool = False,
     devices: int | str | None = None,
@@ -86,7 +88,8 @@ def serve(
     (tokens a second over prompts and generation; with a rate, requests a second at most), ttft
     (seconds to the first tokens) or tpot (seconds a token after them; with a rate, of 99 requests
     in a hundred). quantize: of QUANTIZE. cache_type: of CACHE_TYPES. draft: a model that drafts
-    tokens, or what its step takes of the model's: from which acceptance on it pays. prefill_tokens:
+    tokens, or what its step takes of the model's: from which acceptance on it pays. engine: of
+    costmodels.runtimes.ENGINES, what serves in the place of the emitted program. prefill_tokens:
     tokens of prompts that a replica passes at once (8192; at least one prompt), with a rate tokens
     of a step (512, 2048 or 8192, whichever is best). Machine, cache and the rest as of
     `planner.plan`. Raises PlanError: P220, P221 where the model has no cache that is understood,
@@ -105,23 +108,25 @@ def serve(
     search = SearchOptions(solver=solver, seed=seed, baselines=False, cache=cache)
 
     quantize = _kept(quantize, step.precision)
-    kept = Service(1, 1, 1, quantize, cache_type=cache_type)
+    _refuse_runtime(engine, runtime)
+    kept = Service(1, 1, 1, quantize, cache_type=cache_type, engine=engine)
 
     def on(count: int | None) -> Asked:
         machine = MachineOptions(
             count, hardware, topology, memory_limit_bytes, memory_reserve_bytes
         )
         request = build_request(machine, step, search)
+        if engine:
+            request = replace(request, runtime=load_runtime(engine))
         cached = with_cache(source)
         model = open_model(cached, request.topology.devices, workload="infer", dims=dims)
         return Asked(model, request, objective, prefill_tokens, progress, kept)
 
     fewer, drafts = None, None if draft is None else draft_of(draft)
     if rate is None:
-        service = Service(
-            _tokens(prompt), _tokens(generate), concurrency or 1, quantize, cache_type=cache_type
-        )
-        found = on(_number(devices)).at_once(service)
+        asked = on(_number(devices))
+        service = asked.served(_tokens(prompt), _tokens(generate), concurrency or 1)
+        found = asked.at_once(service)
     else:
         wanted = {"ttft": ttft, "tpot": tpot}
         targets = tuple(Target.of(name, w) for name, w in wanted.items() if w is not None)
@@ -162,6 +167,20 @@ def _kept(quantize: str, precision: str) -> str:
             help=[f"--precision {precision} alone", f"--quantize {quantize} alone"],
         )
     return "fp8"
+
+
+def _refuse_runtime(engine: str, runtime: str | None) -> None:
+    """Raises PlanError P024 for a runtime beside an engine, and for an engine that is not known."""
+    if not engine:
+        return
+    choose("for", engine, ENGINES)
+    if runtime not in (None, DEFAULT_RUNTIME):
+        raise PlanError(
+            "P024",
+            f"--runtime {runtime} and --for {engine} contradict each other: both say whose work is"
+            " priced",
+            help=["leave --runtime out"],
+        )
 
 
 def _refuse_kinds(topology: Topology) -> None:
@@ -230,6 +249,12 @@ def program(serving: Serving, source: str | Path, *, weights_file: str = "") -> 
 
     if pools := pools_of(serving):
         raise refusal(pools)
+    if engine := serving.shape.engine:
+        raise PlanError(
+            "P224",
+            f"this plan is for {engine}, and no program is written of it",
+            help=[f"plan export --to {engine}", "plan again without --for"],
+        )
     compute = emitted_recipe(str(serving.step.workload["precision"])).compute
     prompts, step = reopened(serving, source)
     return emit_serving(

@@ -110,7 +110,12 @@ class PlanPrices:
         step = self.sizes.joint.phase(base, self.step)
         compute = self.sizes.joint.request.recipe.compute
         written = 2 * self.cache_token_bytes * sequences
-        return step.cost.step_time_s + 2 * step.pricer.kernel_s(0.0, written, compute)
+        if step.pricer.runtime.serves and sequences > 1:
+            half = self.sizes.facts("step", sequences // 2 * self.replicas, length)
+            seconds = step.seconds(self.sizes.joint.phase(half, self.step))
+        else:
+            seconds = step.cost.step_time_s
+        return seconds + 2 * step.pricer.kernel_s(0.0, written, compute)
 
     def _priced_pass(self, tokens: int) -> tuple[float, float]:
         """(seconds of a pass over prompts of so many tokens together, seconds a pair); tokens: a
@@ -131,7 +136,7 @@ class PlanPrices:
         first = joint.phase(base, self.prompts)
         written = 2 * self.cache_token_bytes * rows * length
         compute = joint.request.recipe.compute
-        return first.cost.step_time_s + first.pricer.kernel_s(0.0, written, compute)
+        return first.seconds() + first.pricer.kernel_s(0.0, written, compute)
 
     @classmethod
     def of(cls, sizes: Sizes, pair: Priced) -> PlanPrices:

@@ -294,7 +294,7 @@ def add_search(p: argparse.ArgumentParser, solver: bool = True) -> argparse._Arg
         default="",
         help=(
             "plans that a launcher's own settings can say, priced as it runs them: megatron,"
-            " maxtext, torchtitan, hf, levanter (docs/tuning.md)"
+            " maxtext, torchtitan, hf, levanter (docs/tuning.md); of serving plans vllm, sglang"
         ),
     )
     if solver:

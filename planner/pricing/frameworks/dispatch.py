@@ -1,31 +1,39 @@
-"""Exchanges of routed experts' rows as frameworks make them.
+"""Exchanges of routed experts' rows as frameworks and engines make them.
 
 Emitted programs send a row as often as it has experts, beside it how many rows come and their
 shares, and for the backward pass a row again. Frameworks save the rows that came: of three
 exchanges of the backward pass two are left. Where the runtime says so (Runtime.rows_once), kernels
 made for it (DeepEP, HybridEP) send a row once to each device that has an expert of it, and over the
 network once to each node, write to all receivers at once, and numbers and shares travel with the
-rows.
+rows. Engines that serve use such kernels in any case: for prompts, where the profile says so, those
+that send a row once to each node, and others for what has few rows, steps among them, that send a
+row by itself to each of its experts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from math import prod
 
 from costmodels.collectives import DISPATCH
 from costmodels.runtimes import Runtime
 from planner.analysis.facts import GraphFacts
-from planner.execution.collective import inner_collectives
+from planner.execution.collective import CollectiveUse, inner_collectives
+from planner.execution.layout_flow import Flow
 from planner.execution.plan import Plan
 from planner.execution.save_policies import BLOCK
 from planner.graph.ir import Graph, Node
+from planner.ops import operator_of
 from planner.ops.expert_load import ROUTED_EXPERTS, expert_nodes
 from planner.ops.experts import exchanges
 from planner.pricing.pricer import Pricer
 from planner.sharding.layout import Axes
 from planner.sharding.rule import Split
 
+FEW = 4
+"""Rows, in float8 too, have more than a quarter of the bytes of the widest exchange; their numbers,
+scales and shares have less."""
 FAR = 40
 """Nodes before a choice of experts that are looked at for one of groups."""
 EXCHANGE = "all-to-all"
@@ -48,7 +56,7 @@ class Dispatch:
     def share(self, kind: str, payload_bytes: float, phase: str) -> float:
         """Of a collective inside the experts' kernel of an emitted program the part of its payload
         that a framework sends; 0 where it has no such collective."""
-        if kind != EXCHANGE or payload_bytes < self.rows_bytes:
+        if kind != EXCHANGE or FEW * payload_bytes < self.rows_bytes:
             return float(not self.rows_bytes)
         return self.reached * (BACKWARD if phase == "backward" else 1.0)
 
@@ -65,9 +73,32 @@ def dispatch_of(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> Dispa
     if not sent:
         return None
     axes, rows_bytes = max(sent, key=lambda each: each[1])
+    if pricer.runtime.serves and (generates(base.graph) or not pricer.runtime.rows_once):
+        return Dispatch(DISPATCH, axes, rows_bytes, 1.0)
     if not pricer.runtime.rows_once:
         return Dispatch(EXCHANGE, axes, 0, 1.0)
     return Dispatch(DISPATCH, axes, rows_bytes, reached(base, i, pricer, axes))
+
+
+def dispatched(
+    base: GraphFacts, flow: Flow, pricer: Pricer, uses: Iterable[CollectiveUse]
+) -> Iterator[CollectiveUse]:
+    """Collectives with the exchanges of experts' rows as frameworks and engines make them."""
+    i, _ = next(expert_nodes(base.graph), (-1, 0))
+    made = dispatch_of(base, i, flow.split(i), pricer) if i >= 0 else None
+    for use in uses:
+        if made is None or not use.inside or set(use.axes) != set(made.axes):
+            yield use
+        elif share := made.share(use.kind, use.payload_bytes, use.phase):
+            kind = made.kind if use.kind == EXCHANGE else use.kind
+            yield replace(use, kind=kind, payload_bytes=int(use.payload_bytes * share))
+
+
+def generates(graph: Graph) -> bool:
+    """Whether a graph is a step of generation: it reads a cache."""
+    if "generates" not in graph.memo:
+        graph.memo["generates"] = any(operator_of(n.op).caches for n in graph.nodes)
+    return bool(graph.memo["generates"])
 
 
 def beside(base: GraphFacts, plan: Plan, runtime: Runtime) -> bool:

@@ -7,7 +7,7 @@ planner.execution.collectives; how they and the kernels follow one another is th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 
@@ -29,7 +29,7 @@ from planner.execution.loops import RepeatedBlock, pipelined_block
 from planner.execution.techniques import BESIDE
 from planner.ops import operator_of
 from planner.ops.expert_load import expert_nodes
-from planner.pricing.frameworks.dispatch import EXCHANGE, dispatch_of
+from planner.pricing.frameworks.dispatch import dispatched
 from planner.pricing.frameworks.kernels import need_of
 from planner.pricing.frameworks.selective import made_again
 from planner.pricing.frameworks.stages import StageAssignment, attentions_before, stage_sums
@@ -58,7 +58,7 @@ def work_of(
         schedule=flow.plan.schedule,
         overlapped=flow.plan.exchanges == BESIDE,
         expert_axes=expert_axes(base, flow),
-        collectives=tuple(_inside_stages(_dispatched(base, flow, pricer, uses))),
+        collectives=tuple(_inside_stages(dispatched(base, flow, pricer, uses))),
         times=_times(stages, micro if base.training else 1),
         handed=_handed(flow, runs, stages, pricer),
         neighbours=pricer.topology.group(pricer.mesh, (STAGE,)) if stages.pipeline else (),
@@ -84,21 +84,6 @@ def merged_uses(
             alike = replace(alike, payload_bytes=int(use.payload_bytes * wider))
         counts[alike] = counts.get(alike, 0) + use.count
     return tuple(replace(use, count=n) for use, n in counts.items())
-
-
-def _dispatched(
-    base: GraphFacts, flow: Flow, pricer: Pricer, uses: Iterable[CollectiveUse]
-) -> Iterator[CollectiveUse]:
-    """Collectives with the exchanges of experts' rows as frameworks make them
-    (planner.pricing.frameworks.dispatch)."""
-    i, _ = next(expert_nodes(base.graph), (-1, 0))
-    made = dispatch_of(base, i, flow.split(i), pricer) if i >= 0 else None
-    for use in uses:
-        if made is None or not use.inside or set(use.axes) != set(made.axes):
-            yield use
-        elif share := made.share(use.kind, use.payload_bytes, use.phase):
-            kind = made.kind if use.kind == EXCHANGE else use.kind
-            yield replace(use, kind=kind, payload_bytes=int(use.payload_bytes * share))
 
 
 def expert_axes(base: GraphFacts, flow: Flow) -> tuple[str, ...]:
