@@ -187,6 +187,35 @@ def _lfm2(f: Fields) -> tuple[Family, Any]:
     )
 
 
+def _lfm2_moe(f: Fields) -> tuple[Family, Any]:
+    f.data = {**f.data}
+    if "tie_embedding" in f.data:
+        f.data["tie_word_embeddings"] = f.data["tie_embedding"]
+    fields = decoder(
+        f, hidden=2048, ff=7168, kv_heads=8, vocab=65536, seq=128000, epsilon=1e-5,
+        epsilon_key="norm_eps", theta=1e6, tied=True,
+    )  # fmt: skip
+    kinds = _listed(f, "layer_types", fields["layers"], "C*")
+    if kinds is None:
+        raise f.bad("layer_types", "a word a layer")
+    return _made(
+        fields,
+        None,
+        kinds=kinds,
+        conv_taps=f.whole("conv_L_cache", 3),
+        conv_bias=f.flag("conv_bias", False),
+        qk_norm=True,
+        sparse_layers=True,
+        dense_layers=f.count("num_dense_layers", 2),
+        experts=f.whole("num_experts", 32, limit=_EXPERTS),
+        top=f.whole("num_experts_per_tok", 4),
+        expert_ff=f.whole("moe_intermediate_size", 1792),
+        scoring="sigmoid" if f.flag("use_expert_bias", True) else "sigmoid-plain",
+        normalise=f.flag("norm_topk_prob", True),
+        scaling=f.number("routed_scaling_factor", 1.0),
+    )
+
+
 def _qwen_delta(f: Fields, fields: dict[str, Any], **more: Any) -> tuple[Family, Any]:
     """Qwen3-Next and Qwen3.5: the gated delta rule, and gated attention in each fourth layer."""
     if any(f.data.get(key) for key in ("mtp_num_hidden_layers", "num_nextn_predict_layers")):
@@ -324,6 +353,7 @@ HYBRIDS: Mapping[str, Read] = {
     "falcon_h1": _falcon_h1,
     "granitemoehybrid": _granitemoehybrid,
     "lfm2": _lfm2,
+    "lfm2_moe": _lfm2_moe,
     "nemotron_h": _nemotron_h,
     "qwen3_5_moe_text": _qwen3_5_moe,
     "qwen3_5_text": _qwen3_5,

@@ -32,9 +32,9 @@ _NAMES = {"M": "mamba", "C": "conv", "D": "linear_attn"}
 @dataclass(frozen=True)
 class HybridConfig(moe.MoeConfig):
     """kinds: a letter (KINDS) a layer, begun anew where there are more layers. alone: a layer has
-    one branch. sparse_layers: feed-forwards are experts. ssm, delta_rule: of the state space and
-    the delta rule; their seq, hidden and decomposed are this record's. conv_taps, conv_bias: of
-    short convolutions.
+    one branch. sparse_layers: feed-forwards behind dense_layers are experts. ssm, delta_rule: of
+    the state space and the delta rule; their seq, hidden and decomposed are this record's.
+    conv_taps, conv_bias: of short convolutions.
 
     attention_in, attention_out, gate_scale, down_scale multiply what attention reads and makes,
     the gate before its activation, and the feed-forward's result (Falcon-H1).
@@ -80,7 +80,8 @@ class HybridConfig(moe.MoeConfig):
 
     def sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""
-        return self.kind(layer) == "E" if self.alone else self.sparse_layers
+        behind = self.sparse_layers and layer >= self.dense_layers
+        return self.kind(layer) == "E" if self.alone else behind
 
 
 def build(c: HybridConfig, net: Net) -> None:

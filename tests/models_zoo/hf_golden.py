@@ -106,6 +106,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "block_multiple_of": 8,
         "layer_types": ["conv", "full_attention", "conv"],
     },
+    "lfm2_moe": {
+        **_SMALL,
+        "model_type": "lfm2_moe",
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_dense_layers": 1,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "routed_scaling_factor": 1.5,
+    },
     "nemotron_h": {
         **{k: v for k, v in _SMALL.items() if k != "num_hidden_layers"},
         "model_type": "nemotron_h",

@@ -80,6 +80,13 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
          "full_attn_idxs": [2, 5, 8, 10, 12, 14], "num_hidden_layers": 16},
         1_170_340_608,
     ),
+    (
+        "lfm2-8b-a1b",
+        {"model_type": "lfm2_moe", "num_hidden_layers": 24,
+         "layer_types": ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv"
+                         for i in range(24)]},
+        8_339_929_856 + 22 * 32,
+    ),
     ("qwen3-next-80b-a3b", {"model_type": "qwen3_next"}, 79_674_391_296),
     (
         "qwen3.5-27b",
@@ -127,6 +134,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "qwen3_next", "decoder_sparse_step": 2}, "decoder_sparse_step"),
     ({"model_type": "qwen3_next", "layer_types": ["mamba"] * 48}, "48 words of"),
     ({"model_type": "qwen3_5_text", "linear_num_key_heads": 0}, "linear_num_key_heads"),
+    ({"model_type": "lfm2_moe"}, "a word a layer"),
     ({"model_type": "nemotron_h", "moe_latent_size": 1024}, "moe_latent_size"),
     ({"model_type": "nemotron_h", "hybrid_override_pattern": "M-x"}, "letters of"),
     ({"model_type": "nemotron_h", "hybrid_override_pattern": "M" * 10_001}, "up to 10000"),

@@ -70,6 +70,11 @@ _RENAMED = (
     (re.compile(r"(.*\b)post_attention_layernorm\.weight"), r"\1ffn_norm.weight"),
     (re.compile(r"(.*\bself_attn)\.([qk])_norm\.weight"), r"\1.\2_layernorm.weight"),
     (re.compile(r"(.*\bself_attn)\.o_proj\.weight"), r"\1.out_proj.weight"),
+    (re.compile(r"(.*\b)block_sparse_moe\.gate\.weight"), r"\1feed_forward.gate.weight"),
+    (
+        re.compile(r"(.*\b)block_sparse_moe\.gate\.e_score_correction_bias"),
+        r"\1feed_forward.expert_bias",
+    ),
     (re.compile(r"(.*\b)mlp\.gate_proj\.weight"), r"\1feed_forward.w1.weight"),
     (re.compile(r"(.*\b)mlp\.up_proj\.weight"), r"\1feed_forward.w3.weight"),
     (re.compile(r"(.*\b)mlp\.down_proj\.weight"), r"\1feed_forward.w2.weight"),
@@ -141,7 +146,7 @@ def ways(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[Want
         yield [Want(f"{shared[1]}shared_mlp.input_linear.weight", int(shared[2] == "up"), 2)]
     if (experts := _EXPERTS.fullmatch(name)) and len(shape) == 3:
         role = _ROLES.get(experts[2], experts[2])
-        for scope in ("block_sparse_moe", "mlp"):
+        for scope in ("block_sparse_moe", "mlp", "feed_forward"):
             at = f"{experts[1]}{scope}.experts"
             for word in (role, _PROJECTIONS[role]):
                 yield [Want(f"{at}.{e}.{word}.weight") for e in range(shape[0])]
