@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from models_zoo.builder import Net, Scope
 from models_zoo.cache import SEQUENCE, Cache, keys_and_values
 from models_zoo.layers import (
     Extend,
     Masking,
+    activation,
     causal_mask,
     embedding,
     language_head,
@@ -31,7 +33,7 @@ from models_zoo.spec import Family, Preset, require
 @dataclass(frozen=True)
 class GptConfig:
     """ff: width of the feed-forward, by default 4 hidden. positions: rows of the position table, by
-    default seq.
+    default seq, of which a sequence begins at row `first` (OPT: 2). act: of the feed-forward.
 
     causal: by default as embedding. decomposed: attention spread out; by default not, but always
     with embedding=0. cache: keys and values of earlier tokens are inputs (models_zoo.cache).
@@ -50,6 +52,8 @@ class GptConfig:
     causal: bool | None = None
     decomposed: bool | None = None
     cache: bool = False
+    first: int = 0
+    act: Literal["gelu-tanh", "gelu", "relu"] = "gelu-tanh"
 
     @property
     def may_cache(self) -> bool:
@@ -73,23 +77,20 @@ def build(c: GptConfig, net: Net) -> None:
     )
     if not c.embedding:
         return _build_embedded(c, net)
-    rows, decomposed = c.positions or c.seq, bool(c.decomposed)
+    rows, decomposed = c.positions or c.seq + c.first, bool(c.decomposed)
     require(
-        c.seq <= rows,
-        f"gpt: seq={c.seq} is longer than the position table of {rows}",
-        f"a seq of at most {rows}, or positions={c.seq} (in a config.json its own field)",
+        c.seq + c.first <= rows,
+        f"gpt: seq={c.seq} is longer than the position table of {rows - c.first}",
+        f"a seq of at most {rows - c.first}, or positions={c.seq + c.first} (in a config.json its"
+        " own field)",
     )
     s = net.root.at("transformer")
     cache = Cache(net, c.layers, keys_and_values(c.heads, c.hidden // c.heads)) if c.cache else None
     ids = cache.ids if cache else net.input("input_ids", [net.batch, c.seq], "int64")
     tokens, table = embedding(s.at("wte"), ids, c.vocab, c.hidden)
-    x = s.op(
-        "Add",
-        tokens,
-        embedding(
-            s.at("wpe"), cache.position if cache else positions(s.at("wpe"), c.seq), rows, c.hidden
-        )[0],
-    )
+    index = cache.position if cache else positions(s.at("wpe"), c.seq)
+    index = s.at("wpe").op("Add", index, s.i64(c.first)) if c.first else index
+    x = s.op("Add", tokens, embedding(s.at("wpe"), index, rows, c.hidden)[0])
     causal = c.causal is not False
     mask = (
         Masking(keys=cache.allowed)
@@ -133,7 +134,7 @@ def _block(s: Scope, x: str, c: GptConfig, mask: Masking, extend: Extend | None)
 def _feed_forward(s: Scope, x: str, c: GptConfig) -> str:
     m, ff = s.at("mlp"), c.ff or 4 * c.hidden
     h = linear(m.at("c_fc"), layer_norm(s.at("ln_2"), x, c.hidden, c.epsilon), c.hidden, ff)
-    return s.op("Add", x, linear(m.at("c_proj"), m.op("Gelu", h, approximate="tanh"), ff, c.hidden))
+    return s.op("Add", x, linear(m.at("c_proj"), activation(m, h, c.act), ff, c.hidden))
 
 
 def _build_embedded(c: GptConfig, net: Net) -> None:

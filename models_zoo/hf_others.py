@@ -32,6 +32,26 @@ def _gpt2(f: Fields) -> tuple[Family, Any]:
     )
 
 
+def _opt(f: Fields) -> tuple[Family, Any]:
+    for key in ("do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine"):
+        f.only(key, True)
+    f.only("_remove_final_layer_norm", False)
+    width, window = f.whole("hidden_size", 768), f.whole("max_position_embeddings", 2048)
+    f.only("word_embed_proj_dim", width)
+    return gpt.FAMILY, gpt.GptConfig(
+        layers=f.layers("num_hidden_layers", 12),
+        hidden=width,
+        heads=f.whole("num_attention_heads", 12),
+        vocab=f.whole("vocab_size", 50272),
+        seq=f.length("max_position_embeddings", 2048),
+        ff=f.whole("ffn_dim", 3072),
+        positions=window + 2,
+        first=2,
+        act=f.one_of("activation_function", "relu", {"relu": "relu", "gelu": "gelu"}),
+        tied=f.flag("tie_word_embeddings", True),
+    )
+
+
 def _bert(f: Fields) -> tuple[Family, Any]:
     return _encoder(f, vocab=30522, first=0)
 
@@ -160,6 +180,7 @@ OTHERS: Mapping[str, Read] = {
     "gpt2": _gpt2,
     "mamba2": _mamba2,
     "mt5": _mt5,
+    "opt": _opt,
     "resnet": _resnet,
     "roberta": _roberta(50265),
     "t5": _t5,

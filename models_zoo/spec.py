@@ -24,6 +24,7 @@ LAYERS_LIMIT = 10_000  # nodes grow with these fields; beyond is a slip of the k
 _MAY_BE_ZERO = frozenset(
     {
         "seed",
+        "first",
         "dense_layers",
         "shared_ff",
         "window",

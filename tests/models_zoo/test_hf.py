@@ -36,6 +36,11 @@ CONFIGS: list[tuple[str, dict[str, Any], int]] = [
     ("llama", {}, PUBLISHED["llama2-7b"]),
     ("gpt2", {}, PUBLISHED["gpt2-small"]),
     ("gpt2", {"n_embd": 1600, "n_layer": 48, "n_head": 25}, PUBLISHED["gpt2-xl"]),
+    (
+        "opt",
+        {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "ffn_dim": 16384},
+        6_658_473_984,
+    ),
     ("bert", {}, PUBLISHED["bert-base"]),
     ("bert", {"architectures": ["BertForMaskedLM"]}, PUBLISHED["bert-base,head=mlm"]),
     ("mixtral", {}, PUBLISHED["mixtral-8x7b"]),
@@ -226,7 +231,7 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
 
 ERRORS: list[tuple[object, str, str, str]] = [
     ({"model_type": "gpt-2"}, "P075", 'model_type "gpt-2" is not known', "did you mean 'gpt2'?"),
-    ({"model_type": "opt"}, "P075", "opt", "known: arcee, bamba, bert, camembert,"),
+    ({"model_type": "my_net"}, "P075", "my_net", "known: arcee, bamba, bert, camembert,"),
     ({"model_type": ["llama"]}, "P075", '["llama"]', "known:"),
     ({"hidden_size": 8}, "P075", "has no model_type", "known:"),
     ({"format_version": "1.0", "mesh": []}, "P075", "is a plan, not a model", "plan show "),

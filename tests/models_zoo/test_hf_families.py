@@ -514,7 +514,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"model_type": "phi", "partial_rotary_factor": 2}, "P074", "up to 1"),
     ({"model_type": "cohere", "use_qk_norm": True}, "P074", "use_qk_norm"),
     ({"model_type": "kimi_k2", "scoring_func": "softmax"}, "P074", "scoring_func"),
-    ({"model_type": "llava", "text_config": {"model_type": "opt"}}, "P075", '"opt" is not known'),
+    ({"model_type": "llava", "text_config": {"model_type": "my_net"}}, "P075", '"my_net" is not'),
     ({"model_type": "llava", "text_config": []}, "P074", "text_config"),
 ]  # fmt: skip
 

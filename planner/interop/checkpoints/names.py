@@ -63,6 +63,14 @@ _RENAMED = (
         re.compile(r"(.*\b)(?:mlp|block_sparse_moe\.shared_experts)\.down_proj\.weight"),
         r"\1shared_mlp.output_linear.weight",
     ),
+    (re.compile(r"h\.(\d+)\.attn\.(.*)"), r"decoder.layers.\1.self_attn.\2"),  # OPT
+    (re.compile(r"h\.(\d+)\.ln_1\.(.*)"), r"decoder.layers.\1.self_attn_layer_norm.\2"),
+    (re.compile(r"h\.(\d+)\.ln_2\.(.*)"), r"decoder.layers.\1.final_layer_norm.\2"),
+    (re.compile(r"h\.(\d+)\.mlp\.c_fc\.(.*)"), r"decoder.layers.\1.fc1.\2"),
+    (re.compile(r"h\.(\d+)\.mlp\.c_proj\.(.*)"), r"decoder.layers.\1.fc2.\2"),
+    (re.compile(r"ln_f\.(.*)"), r"decoder.final_layer_norm.\1"),
+    (re.compile(r"wte\.weight"), "decoder.embed_tokens.weight"),
+    (re.compile(r"wpe\.weight"), "decoder.embed_positions.weight"),
     (re.compile(r"norm\.weight"), "norm_f.weight"),  # Nemotron-H
     (re.compile(r"embed_tokens\.weight"), "embeddings.weight"),
     (re.compile(r"norm\.weight"), "embedding_norm.weight"),  # LFM2
