@@ -181,11 +181,17 @@ def run(args: argparse.Namespace, target: Path | None) -> int:
     if not args.quiet and written:
         console.say(
             f"wrote {', '.join(written)}"
-            + (f"   next: plan emit {target}" if target and not args.emit else "")
+            + (f"   next: {_next(made, target)}" if target and not args.emit else "")
         )
     if not args.quiet:
         tell(known)
     return 0
+
+
+def _next(made: Serving, target: object) -> str:
+    """The command that makes something of a plan's file."""
+    engine = made.shape.engine
+    return f"plan export {target} --to {engine}" if engine else f"plan emit {target}"
 
 
 def _print(made: Serving) -> None:
