@@ -28,6 +28,8 @@ class Fields:
     def whole(self, key: str, default: int, *, limit: int = WHOLE_LIMIT) -> int:
         value = self.data.get(key)
         if value is None:
+            if key in self.data:
+                self.notes.append(f"{key} is null in the file: {default} is taken")
             return default
         if type(value) is not int or not 1 <= value <= limit:
             raise self.bad(key, f"a whole number from 1 to {limit}")

@@ -247,6 +247,8 @@ def solver_text(strategy: Strategy) -> str:
     seconds = strategy.provenance.get("search_s")
     if s["name"] == "manual":
         return "manual: the plan as given, checked and priced"
+    if s["name"] == "import":
+        return "import: the plan as configured, checked and priced"
     tried = f", {s['plans_tried']} plans priced" if s.get("plans_tried", 0) > 1 else ""
     return f"{s['name']}, {status}{of_plans(strategy)} ({gap}){tried}" + (
         f", {show_time(seconds)}" if seconds is not None else ""

@@ -22,6 +22,9 @@ PLAIN = ("data_parallel", "zero3")
 TIED, TIES = ", a tie within the model's error", ", ties within the model's error"
 ALONE = 1.01
 """Devices' worth of distinct work up to which one device does as well."""
+LEADS = {"import": "As configured"}
+"""How the sentence begins of plans that were not searched for, by what their file names as
+solver."""
 OFTEN = 2.0
 """From here on steps are so many times as long, not so many percent longer."""
 
@@ -29,7 +32,8 @@ OFTEN = 2.0
 def verdict(s: Strategy) -> str:
     """The sentence."""
     c, devices = s.costs, s.topology["devices"]
-    lead, parts = "Run this", [beside(s), fits(c), repeated(s), proof(s)]
+    lead = LEADS.get(s.solver["name"], "Run this")
+    parts = [beside(s), fits(c), repeated(s), proof(s)]
     if c["fit"] == "no":
         lead, parts = "Do not run this", [fits(c), beside(s)]
     elif any(row["kind"] == "speed" for row in s.findings):
@@ -149,6 +153,8 @@ def proof(s: Strategy) -> str:
     solver = s.solver
     if solver["name"] == "manual":
         return "priced as given"
+    if solver["name"] == "import":
+        return "no other plan was looked for"
     if solver["status"] == "optimal":
         return f"proven the best of {covered(solver)}{of_plans(s)}"
     until = {"time": "best when the time was up", "interrupt": "best when it was interrupted"}.get(

@@ -254,7 +254,7 @@ class Model:
         )
         if w.kind == "infer":
             return graph
-        if self.folder is not None and self.proto.producer_name:
+        if self.folder is not None and self.proto.producer_name and not self.written:
             graph = replace(graph, notes=(*graph.notes, *mode_notes(graph)))
         from planner.workload.loss import left_out
 

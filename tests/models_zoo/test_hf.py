@@ -419,3 +419,11 @@ def test_lengths_that_a_config_has_not(
 
     with pytest.raises(PlanError, match=code):
         open_model(f"{small(tmp_path)},{behind}".rstrip(","), 1, **options).plain  # noqa: B018
+
+
+def test_a_size_that_is_null_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "llama", "num_hidden_layers": 1, "intermediate_size": null}')
+    made = from_config(file)
+    notes = next(p.value for p in made.metadata_props if p.key == "notes")
+    assert "intermediate_size is null in the file: 11008 is taken" in notes

@@ -326,3 +326,10 @@ def test_an_incremental_plan_says_so_on_the_first_screen(gpt: Strategy) -> None:
         "kept the mesh and 100 of 110 operators as planned for gpt-tiny,layers=3" in text
         and "no other plans looked at (--incremental)" in text
     )
+
+
+def test_a_plan_that_was_imported_is_not_recommended(gpt: Strategy) -> None:
+    given = replace(gpt, solver={**gpt.solver, "name": "import", "status": "feasible"})
+    said = verdict(given)
+    assert said.startswith("As configured: ") and said.endswith("no other plan was looked for")
+    assert verdict(gpt).startswith("Run this: ")

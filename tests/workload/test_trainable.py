@@ -45,7 +45,7 @@ def test_mamba_trains_its_convolution_bias_a_and_d() -> None:
     graph = open_model("zoo:ssm-tiny", 1).plain
     assert len(graph.trainable) == len(graph.weights)
     assert {
-        f"backbone.layers.1.mixer.{n}" for n in ("conv1d.bias", "A_log", "D", "dt_bias")
+        f"backbone.layers.1.mixer.{n}" for n in ("conv1d.x.bias", "A_log", "D", "dt_bias")
     } <= trained(graph)
 
 
