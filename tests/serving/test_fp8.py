@@ -101,7 +101,7 @@ def caches_of(folder: Path, source: str, made: Serving, *more: str) -> dict[str,
     return dict(np.load(folder / "out.npz"))
 
 
-@pytest.mark.parametrize("source", [LLAMA, MIXTURE])
+@pytest.mark.parametrize("source", [LLAMA, pytest.param(MIXTURE, marks=pytest.mark.slow)])
 def test_a_program_is_near_float32(source: str, tmp_path: Path) -> None:
     """Of what the last layer keeps of prompts, behind the rounding of all layers before it."""
     made = planned(source, "fp8")
@@ -237,6 +237,7 @@ def shared_experts(source: str, precision: str) -> Serving:
     return replace(made, figures=pair.figures(), prompts=prompts_, step=each)
 
 
+@pytest.mark.slow
 def test_rows_travel_in_float8(tmp_path: Path) -> None:
     """To their experts, with a scale each, which is priced; back as they are between products."""
     made = shared_experts(MIXTURE, "fp8")
