@@ -91,6 +91,7 @@ def test_prompts_of_engines_have_no_padding() -> None:
     assert found and all(len(n.inputs) == 3 and n.attrs["causal"] for n in found)
 
 
+@pytest.mark.slow
 def test_a_plan_for_an_engine_is_its_own(tmp_path: Path) -> None:
     """Cheaper than the emitted program's, kept in its file, no program of it, and handed to no other
     engine."""

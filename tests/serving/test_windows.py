@@ -142,6 +142,7 @@ GPT_OSS = {
 }
 
 
+@pytest.mark.slow
 def test_experts_with_biases_are_routed_in_a_step_too(tmp_path: Path) -> None:
     """One token a sequence: their spread shares are turned round, which looks like a view."""
     path = tmp_path / "config.json"

@@ -259,6 +259,7 @@ def test_what_is_too_wide_for_elimination_is_proven_with_compiled_loops_and_with
     )
 
 
+@pytest.mark.slow
 @needs_numba
 def test_what_has_no_room_is_given_on_with_fewer_options(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, handed = wide(1, side=6), []
