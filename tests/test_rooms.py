@@ -65,9 +65,14 @@ def modules() -> dict[str, Path]:
 FILES = modules()
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imported(path: Path) -> Iterator[str]:
     """The project's own modules that a file imports, anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             assert not node.level, f"{path}: relative imports hide what room they reach into"
             names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
@@ -166,7 +171,7 @@ DOORS = ("api", "from_jax", "cli", "commands")
 def top_level(path: Path) -> set[str]:
     """Modules that are loaded as soon as the file is, by their full names."""
     names: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in parsed(path).body:
         if isinstance(node, ast.Import):
             names |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -195,7 +200,7 @@ def late() -> list[str]:
     for module, path in FILES.items():
         if module == "planner" or room(module) in DOORS or ".emit.runtime." in f"{module}.":
             continue
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom) and node not in tree.body:
                 names = [a.name for a in node.names]

@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 import tomllib
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodels.collectives import KINDS, PASSES, Span, collective_time_s
@@ -213,14 +214,19 @@ def test_a_file_is_read_back_with_its_errors_and_is_a_machine_for_plans(tmp_path
     )
 
 
+@cache
+def one_gpu() -> Figures:
+    return fit(samples(1, 1, "gpu"), "gpu", 1, 1)
+
+
 @given(st.lists(st.floats(2e-6, 4e-6), min_size=2, max_size=3))
+@settings(max_examples=40)
 def test_small_products_that_all_take_a_launch_make_a_file(times: list[float]) -> None:
     """As on an H100: their rates rise as FLOPs do, and no digit of the file rises faster."""
-    shape = fit(samples(1, 1, "gpu"), "gpu", 1, 1)
     sizes = [2.0 * 128**3 * 8**i for i in range(len(times))]
     curve = monotone([(x, x / t) for x, t in zip(sizes, times, strict=True)])
     base = load_device("h100-sxm")
-    made = table(replace(shape, curve=curve), measured([], 1, 1, "gpu", "H100"), base, "mine")
+    made = table(replace(one_gpu(), curve=curve), measured([], 1, 1, "gpu", "H100"), base, "mine")
     loaded = from_table(tomllib.loads(text(made, "mine")), "mine.toml")
     assert [loaded.efficiency(x) for x, _ in curve] == pytest.approx(
         [y / base.peak("bfloat16") for _, y in curve], rel=2e-3

@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "--precision fp32 --optimizer sgd --lr 0.5",
         "--pin dp=4,tp=2,micro=2,zero=1,recompute=block",
         "--freeze *wte* --freeze *wpe* --shift-labels --ignore-index -100",
-        "--objective memory",
+        pytest.param("--objective memory", marks=pytest.mark.slow),
         "--mode data-parallel",
         "--runtime megatron --pin tp=2,pp=1",
         "--topology gcp-a3-mega --batch 64",

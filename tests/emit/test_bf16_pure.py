@@ -90,6 +90,7 @@ def main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_that_which_was_not_interrupted(main: Any, tmp_path: Path) -> None:
     pytest.importorskip("orbax.checkpoint")
     saved = ["--checkpoints", str(tmp_path / "ck")]

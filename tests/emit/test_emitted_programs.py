@@ -493,7 +493,7 @@ def test_names_in_checkpoints_are_names_of_files(mlp: types.ModuleType) -> None:
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # orbax leaves coroutines behind when a read fails
-@pytest.mark.parametrize("damage", ["cut in half", "gone"])
+@pytest.mark.parametrize("damage", ["cut in half", pytest.param("gone", marks=pytest.mark.slow)])
 def test_a_damaged_checkpoint_offers_the_last_whole_one(
     mlp: types.ModuleType, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,6 +102,7 @@ def test_a_step_is_that_of_float32_but_for_rounding(source: str, pins: str, back
     assert found.gradients > 1e-2  # of float8 it is
 
 
+@pytest.mark.slow
 def test_a_sharded_step_is_that_of_one_device_but_for_scales() -> None:
     """Each device scales its own pieces, no more coarsely than the whole: both are within the same
     distance of one another as of float32."""

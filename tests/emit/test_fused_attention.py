@@ -319,7 +319,7 @@ def test_what_cudnn_is_given_is_what_the_blocks_compute(
         def loss(*operands: Any) -> Any:
             return jnp.sum(jnp.sin(kernel(*operands)))
 
-        return jax.value_and_grad(loss, (0, 1, 2, *[3] * trained))(q, k, v, mask)
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2, *[3] * trained)))(q, k, v, mask)
 
     def guarded(*x: Any) -> Any:
         return fused_attention(*x[:3], 0.3, causal, True, window, x[3])

@@ -44,7 +44,7 @@ def with_islands(pins: str, source: str = GPT, **options: object) -> tuple[Graph
     return graph, replace(plan, mesh=(("island", 2), *plan.mesh), islands=(3, 1))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("pins", PINS)
 def test_a_step_equals_the_unsharded_one(pins: str) -> None:
     graph, plan = with_islands(pins)

@@ -71,7 +71,7 @@ def test_numbers_are_those_of_the_head_as_it_is(monkeypatch: pytest.MonkeyPatch)
     }
     frozen = {key: params.pop(key) for key in [*params] if key in plain.FROZEN}
     found = [
-        jax.value_and_grad(lambda p, m=m: m.loss_of(p, frozen, batch))(params)
+        jax.jit(jax.value_and_grad(lambda p, m=m: m.loss_of(p, frozen, batch)))(params)
         for m in (plain, padded)
     ]
     assert float(found[0][0]) == pytest.approx(float(found[1][0]), rel=1e-6)
@@ -113,7 +113,7 @@ def test_classes_cut_over_devices(spec: str, backend: str, changes: dict) -> Non
     ("split", "backend", "columns"),
     [
         pytest.param({"b0": ["data", "model"]}, "shard_map", 384, marks=pytest.mark.slow),
-        ({"b0": ["data"], "k": ["model"]}, "shard_map", 384),
+        pytest.param({"b0": ["data"], "k": ["model"]}, "shard_map", 384, marks=pytest.mark.slow),
         pytest.param({"b0": ["model"], "n": ["data"]}, "jit", 256, marks=pytest.mark.slow),
     ],
 )

@@ -123,7 +123,7 @@ RUN = ("mlp", "mixtral", "gpt-infer")
 values to begin with."""
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(c, marks=[pytest.mark.slow] * (c in ("gpt-stages", "mixtral"))) for c in CASES],

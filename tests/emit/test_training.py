@@ -154,7 +154,7 @@ CUTS = [
     pytest.param("shard_map", "dp=8,zero=0,micro=2", marks=pytest.mark.slow),
     ("shard_map", "dp=2,tp=4,zero=1,micro=1"),
     ("shard_map", "dp=8,zero=3,micro=1"),
-    ("shard_map", "pp=2,dp=2,tp=2,zero=1,micro=4"),
+    pytest.param("shard_map", "pp=2,dp=2,tp=2,zero=1,micro=4", marks=pytest.mark.slow),
     pytest.param("jit", "dp=2,tp=4,zero=1,micro=1", marks=pytest.mark.slow),
 ]
 CONSTANTS = {

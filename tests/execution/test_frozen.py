@@ -163,6 +163,7 @@ def test_programs_gather_what_is_predicted_and_equal_the_unsharded_model(
     assert gathers and all(f.compiled == f.predicted > 0 for f in gathers)
 
 
+@pytest.mark.slow
 def test_a_jit_program_stores_pieces_and_equals_the_unsharded_model() -> None:
     strategy = planner.plan(MODEL, devices=8, batch=64, pins="fsdp=8", lora=LORA, baselines=False)
     report = worker.verify(strategy, MODEL, backend="jit")

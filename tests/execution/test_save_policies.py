@@ -184,7 +184,7 @@ def test_what_is_saved_is_not_made_again() -> None:
     assert flops[""] == flops["mlp_down"]
 
 
-@pytest.mark.parametrize("backend", ["shard_map", "jit"])
+@pytest.mark.parametrize("backend", ["shard_map", pytest.param("jit", marks=pytest.mark.slow)])
 def test_numbers_are_those_of_the_whole_program(backend: str) -> None:
     graph, plan = _planned(LLAMA, "dp=2,tp=4,tensor=megatron-sp,micro=2")
     plan = replace(plan, recompute="save:q,k,context,mlp_up")

@@ -72,7 +72,7 @@ def test_what_changes_is_said_in_the_form_of_the_file(
     assert '  - mode = "full"' in said
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("launcher", SPACES)
 def test_what_is_promised_is_what_importing_it_says(
     launcher: str, tuned: Callable[[str], tuple[dict, Path]], tmp_path: Path

@@ -3,6 +3,8 @@ suite; its interface; what it refuses."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import subprocess
 import sys
 import warnings
@@ -22,6 +24,8 @@ from planner.onnx_backend.handlers import HANDLERS, handler_of
 
 STEP = 37
 """Every so many-th case of the suite's node tests is run by default."""
+POOLS = ("averagepool", "lppool")
+"""Modules of the suite that pool in plain Python for longer than the sample runs: in `make slow`."""
 
 
 def text(source: str, opset: int = 20, extra: str = "") -> onnx.ModelProto:
@@ -31,12 +35,16 @@ def text(source: str, opset: int = 20, extra: str = "") -> onnx.ModelProto:
     )
 
 
-def node_cases() -> list[Any]:
-    from onnx.backend.test.loader import load_model_tests
+def node_cases(whole: bool) -> list[Any]:
+    """The suite's node tests, which its modules make as they are imported."""
+    from onnx.backend.test.case import node
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return load_model_tests(kind="node")
+        for module in sorted(m.name for m in pkgutil.iter_modules(node.__path__)):
+            if whole or module not in POOLS:
+                importlib.import_module(f"{node.__name__}.{module}")
+        return list(node._NodeTestCases)
 
 
 def outcome(case: Any) -> str:
@@ -57,7 +65,7 @@ def outcome(case: Any) -> str:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_sample_of_the_node_tests() -> None:
-    cases = [c for c in node_cases()[::STEP] if not draws(c.model)]
+    cases = [c for c in node_cases(whole=False)[::STEP] if not draws(c.model)]
     assert len(cases) > 45
     wrong = {c.name: why for c in cases if (why := outcome(c)) != "ok"}
     assert wrong == {}
@@ -78,7 +86,7 @@ def test_a_wrong_kernel_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         OPERATORS, "Sin", replace(OPERATORS["Sin"], kernel=lambda c: f"jnp.cos({c.args[0]})")
     )
-    (case,) = [c for c in node_cases() if c.name == "test_sin"]
+    (case,) = [c for c in node_cases(whole=False) if c.name == "test_sin"]
     assert outcome(case).startswith("differs")
 
 

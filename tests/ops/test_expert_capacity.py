@@ -217,7 +217,7 @@ def test_results_and_gradients_are_those_of_the_definition(places: int) -> None:
     want, dropped = by_definition(x, index, share, stacks, places)
     assert (dropped == 0) == (places == 8)
     assert np.abs(placed(x, share, stacks) - want).max() < 1e-4
-    loss = lambda f: jax.grad(lambda *v: jnp.sum(f(*v) * weight), (0, 1, 2))  # noqa: E731
+    loss = lambda f: jax.jit(jax.grad(lambda *v: jnp.sum(f(*v) * weight), (0, 1, 2)))  # noqa: E731
     found = loss(placed)(x, share, stacks)
     definite = loss(lambda x, share, stacks: by_definition(x, index, share, stacks, places)[0])(
         x, share, stacks

@@ -16,7 +16,7 @@ from tests.ops.oracle import Case, all_splits, build, mismatch
 from tests.ops.oracle_cases import all_cases
 
 CASES = all_cases()
-SAMPLE = 3
+SAMPLE = 2
 OFTEN = 2
 """Cases of an operator whose samples are compared always; those of more are slow."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -40,21 +41,24 @@ def row_of(source: str, **more: Any) -> dict[str, Any]:
     return {**found, "layers": 4, **more}
 
 
-@pytest.fixture(scope="module")
-def judged() -> list[Prepared]:
+@lru_cache
+def judged(source: str, memory: bool = False) -> list[Prepared]:
+    """Rows of a source priced, every other one where there are many; memory: of bf16 runs whose
+    peak is known."""
     some = [r for r in rows() if r["metric"] != "oom"]
     few = [r for r in some if "Korthikanti" in r["source"]]
-    return prepare_all([*few, *[r for r in some if r not in few][::2]])[0]
+    mine = [r for r in (*few, *[r for r in some if r not in few][::2]) if source in r["source"]]
+    if memory:
+        mine = [r for r in mine if r.get("memory_gb") and r["precision"] == "bf16"][::2]
+    return prepare_all(mine)[0]
 
 
 @pytest.mark.parametrize(
     "source",
     [pytest.param(s, marks=[pytest.mark.slow] * (s in ("mosaicml", "BigScience"))) for s in MOST],
 )
-def test_runs_that_nothing_was_fitted_to_are_priced_as_well_as_they_were(
-    judged: list[Prepared], source: str
-) -> None:
-    mine = [p for p in judged if source in p.case.row["source"]]
+def test_runs_that_nothing_was_fitted_to_are_priced_as_well_as_they_were(source: str) -> None:
+    mine = judged(source)
     assert len(mine) >= 2
     most, trend = MOST[source]
     assert mean(abs(p.step_s() / (p.case.measured_s or 1.0) - 1) for p in mine) <= most
@@ -63,15 +67,9 @@ def test_runs_that_nothing_was_fitted_to_are_priced_as_well_as_they_were(
 
 
 @pytest.mark.parametrize("source", PEAKS)
-def test_memory_of_runs_that_nothing_was_fitted_to(judged: list[Prepared], source: str) -> None:
+def test_memory_of_runs_that_nothing_was_fitted_to(source: str) -> None:
     """Sums of gradients in float32 explain what the bf16 runs hold."""
-    mine = [
-        p
-        for p in judged
-        if source in p.case.row["source"]
-        and p.case.row.get("memory_gb")
-        and p.case.row["precision"] == "bf16"
-    ]
+    mine = judged(source, memory=True)
     off = [p.cost.memory.total / 1e9 / p.case.row["memory_gb"] - 1 for p in mine]
     assert len(off) >= 4
     assert mean(map(abs, off)) <= PEAKS[source]

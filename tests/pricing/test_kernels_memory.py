@@ -109,6 +109,7 @@ def test_a_cut_table_is_looked_up_without_a_masked_copy():
     )
     mesh = jax.make_mesh((4,), ("model",), axis_types=(AxisType.Auto,))
 
+    @jax.jit
     @partial(jax.shard_map, mesh=mesh, in_specs=(P("model"), P()), out_specs=P())
     def rows(piece, ids):
         return jax.lax.psum(take_shard(piece, ids, 0, jax.lax.axis_index("model") * 6, 21), "model")

@@ -8,8 +8,11 @@ Rows of these sources set constants of the profiles, so the bounds are no claim 
 from __future__ import annotations
 
 import json
+from collections.abc import Container, Iterable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,28 +62,30 @@ MOST = {
 long as their neighbours, make 0.10 of its. The last two set no constant."""
 
 
-@pytest.fixture(scope="module")
-def prepared() -> list[Prepared]:
-    found, left = prepare_all([json.loads(line) for line in ROWS.read_text().splitlines()])
+def each_source(sources: Iterable[str], rarely: Container[str]) -> list[Any]:
+    return [pytest.param(s, marks=[pytest.mark.slow] * (s in rarely)) for s in sources]
+
+
+@cache
+def prepared(source: str) -> list[Prepared]:
+    """Rows of sources whose names begin so, priced."""
+    rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
+    found, left = prepare_all([r for r in rows if str(r["source"]).startswith(source)])
     assert not left
     return found
 
 
 @pytest.mark.parametrize(
-    "source", [pytest.param(s, marks=[pytest.mark.slow] * (s == "Hagemann")) for s in MOST]
+    "source", each_source(MOST, rarely=("Hagemann", "mosaicml", "NVIDIA Megatron-Bridge"))
 )
-def test_estimates_of_published_runs_stay_as_good_as_they_are(
-    prepared: list[Prepared], source: str
-) -> None:
-    mine = [
-        p for p in prepared if str(p.case.row["source"]).startswith(source) and p.case.measured_s
-    ]
+def test_estimates_of_published_runs_stay_as_good_as_they_are(source: str) -> None:
+    mine = [p for p in prepared(source) if p.case.measured_s]
     assert len(mine) >= 8
     assert errors(outcomes(mine, [p.step_s() for p in mine]))["mean"] <= MOST[source]
 
 
-def test_runs_that_ran_out_of_memory_are_told(prepared: list[Prepared]) -> None:
-    mine = [p for p in prepared if str(p.case.row["source"]).startswith("Hagemann")]
+def test_runs_that_ran_out_of_memory_are_told() -> None:
+    mine = prepared("Hagemann")
     found = outcomes(mine, [p.step_s() for p in mine])
     told = fitting(found)
     assert told["out_of_memory"] >= 10
@@ -90,22 +95,19 @@ def test_runs_that_ran_out_of_memory_are_told(prepared: list[Prepared]) -> None:
     assert order(found)[0] >= 0.9
 
 
-@pytest.mark.parametrize("source", ["NVIDIA Megatron-Bridge", "torchtitan", "vTrain", "mosaicml"])
-def test_runs_that_ran_are_said_to_fit(prepared: list[Prepared], source: str) -> None:
-    mine = [p for p in prepared if str(p.case.row["source"]).startswith(source)]
+@pytest.mark.parametrize(
+    "source", each_source([*MOST][1:], rarely=("mosaicml", "NVIDIA Megatron-Bridge"))
+)
+def test_runs_that_ran_are_said_to_fit(source: str) -> None:
+    mine = prepared(source)
     assert len(mine) >= 8
     assert [p.case.row["model"] for p in mine if p.cost.memory.total > p.case.usable_bytes] == []
 
 
-def test_constants_of_memory_follow_the_runs(prepared: list[Prepared]) -> None:
+def test_constants_of_memory_follow_the_runs() -> None:
     """Rows said to have run out of memory, all that are priced above half of what is usable, drive
     every kept byte up; had all run, down."""
-    mine = [
-        p
-        for p in prepared
-        if str(p.case.row["source"]).startswith("Hagemann")
-        and p.cost.memory.total > 0.5 * p.case.usable_bytes
-    ]
+    mine = [p for p in prepared("Hagemann") if p.cost.memory.total > 0.5 * p.case.usable_bytes]
     least, most = (
         fitted_constants([replace(p, case=replace(p.case, measured_s=s)) for p in mine])
         for s in (1.0, None)
@@ -122,10 +124,10 @@ def test_constants_of_memory_follow_the_runs(prepared: list[Prepared]) -> None:
     assert [unseen[k] for k in first] == priced_bytes([mine[k] for k in first], others)
 
 
-def test_one_moment_of_the_backward_pass_stands_for_the_peak(prepared: list[Prepared]) -> None:
+def test_one_moment_of_the_backward_pass_stands_for_the_peak() -> None:
     run = next(
         p
-        for p in prepared
+        for p in prepared("Hagemann")
         if p.memory.recompute != "none" and p.memory.pieces and len(p.memory.stage_blocks) > 1
     )
     assert run.cost.memory == peak(run.memory, run.case.runtime)
@@ -258,10 +260,10 @@ def test_ranges_of_errors_left_out() -> None:
     assert memory_spread(edge) < 0.02 < memory_spread(blurred)
 
 
-def test_slower_parts_make_a_step_longer(prepared: list[Prepared]) -> None:
+def test_slower_parts_make_a_step_longer() -> None:
     run = next(
         p
-        for p in prepared
+        for p in prepared("Hagemann")
         if p.case.row["tp"] > 1
         and p.case.row["pp"] > 1
         and p.case.row["dp"] > 1
@@ -278,11 +280,13 @@ def test_slower_parts_make_a_step_longer(prepared: list[Prepared]) -> None:
         assert run.step_s(slower) > as_is
 
 
-def test_devices_that_hold_the_same_send_a_piece_each(prepared: list[Prepared]) -> None:
+def test_devices_that_hold_the_same_send_a_piece_each() -> None:
     """Two of four stages in a node: one neighbour is reached inside. What tensor parallelism leaves
     whole is sent in pieces, which the receivers gather."""
     row = next(
-        p.case.row for p in prepared if p.case.measured_s and "LLaMA-13B" in p.case.row["model"]
+        p.case.row
+        for p in prepared("Hagemann")
+        if p.case.measured_s and "LLaMA-13B" in p.case.row["model"]
     )
     row = {
         **row,

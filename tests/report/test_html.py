@@ -115,7 +115,9 @@ def test_the_peak_of_the_curve_is_the_priced_memory(pins: str) -> None:
     )
 
 
-@pytest.mark.parametrize("spec", ["zoo:gpt-tiny,layers=4", "zoo:t5-tiny"])
+@pytest.mark.parametrize(
+    "spec", ["zoo:gpt-tiny,layers=4", pytest.param("zoo:t5-tiny", marks=pytest.mark.slow)]
+)
 def test_blocks_written_out_add_up_too(spec: str) -> None:
     """Equal layers are one block, as in a loop; memory is drawn layer by layer."""
     pins = "dp=8,zero=2,blocks=written-out"

@@ -133,7 +133,13 @@ def test_spaces_run_again_what_the_framework_does() -> None:
     [
         ("deepseek-v2-lite,layers=5", "megatron", "", 4),
         ("llama3-70b,layers=5", "jax-shard_map", "rank=16,targets=*_proj.weight", 4),
-        ("llama3-70b,layers=5", "fsdp", "rank=16,targets=*_proj.weight", 1),
+        pytest.param(
+            "llama3-70b,layers=5",
+            "fsdp",
+            "rank=16,targets=*_proj.weight",
+            1,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_is_known_of_a_mesh_before_its_space_is_below_every_price(

@@ -144,7 +144,7 @@ CHANGES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] * (n == "state on the host")) for n in CHANGES],
@@ -227,7 +227,7 @@ def planned_anew(source: str) -> Strategy:
     return plan(source, None, incremental=False)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "rows", [None, 3, [3], [{}], [WRONG], "gone", "short", "strange", "endless"]
 )

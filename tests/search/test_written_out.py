@@ -28,7 +28,9 @@ def step(pins: str | None = None, source: str = GPT, **options: Any) -> planner.
     [
         (GPT, {}),
         pytest.param("zoo:resnet50", {}, marks=pytest.mark.slow),
-        ("zoo:llama3-8b,layers=8", {"memory_limit_bytes": 24 * 2**30}),
+        pytest.param(
+            "zoo:llama3-8b,layers=8", {"memory_limit_bytes": 24 * 2**30}, marks=pytest.mark.slow
+        ),
         pytest.param(
             "zoo:llama3-8b,layers=8", {"memory_limit_bytes": 14 * 2**30}, marks=pytest.mark.slow
         ),
@@ -72,8 +74,8 @@ def test_forward_passes_copy_no_weights() -> None:
 @pytest.mark.parametrize(
     ("source", "workload"),
     [
-        ("zoo:gpt-tiny", "infer"),
-        ("zoo:bert-tiny,layers=3", "infer"),
+        pytest.param("zoo:gpt-tiny", "infer", marks=pytest.mark.slow),
+        pytest.param("zoo:bert-tiny,layers=3", "infer", marks=pytest.mark.slow),
         pytest.param("zoo:t5-tiny", "infer", marks=pytest.mark.slow),
         ("zoo:gpt-tiny", "train"),
         pytest.param("zoo:bert-tiny,layers=3", "train", marks=pytest.mark.slow),

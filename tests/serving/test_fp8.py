@@ -37,10 +37,9 @@ NEAR = 0.1
 E4M3 = ml_dtypes.float8_e4m3fn
 
 
-def planned(source: str, precision: str, **more: Any) -> Serving:
-    return serve(
-        source, prompt=8, generate=6, concurrency=8, devices=8, precision=precision, **more
-    )
+def planned(source: str, precision: str, devices: int = 8, **more: Any) -> Serving:
+    ask: dict[str, Any] = {"prompt": 8, "generate": 6, "concurrency": 8, **more}
+    return serve(source, devices=devices, precision=precision, **ask)
 
 
 def rounded(w: np.ndarray, dim: int) -> np.ndarray:
@@ -129,7 +128,7 @@ def test_weights_are_what_the_page_says(source: str, tmp_path: Path) -> None:
 def test_what_is_kept_in_float8() -> None:
     """Linear layers and experts, each with a power of two for every column; not the router, the
     head, what spreads latents, or a width that tensor cores do not take."""
-    first, step = reopened(planned(MIXTURE, "fp8"), MIXTURE)
+    first, step = reopened(planned(MIXTURE, "fp8", devices=1), MIXTURE)
     for graph in (first.graph(1), step.graph(1)):
         found = scales(graph)
         assert {graph.tensors[w].dtype for w in found} == {"uint8"}
@@ -145,8 +144,15 @@ def test_what_is_kept_in_float8() -> None:
             assert graph.tensors[s].shape == (*shape[:dim], *shape[dim + 1 :])
 
 
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("way", ["blocks", "one kernel"])
+@pytest.mark.parametrize(
+    ("way", "turned"),
+    [
+        ("blocks", False),
+        ("one kernel", True),
+        pytest.param("blocks", True, marks=pytest.mark.slow),
+        pytest.param("one kernel", False, marks=pytest.mark.slow),
+    ],
+)
 def test_experts_multiply_rounded_rows(
     way: str, turned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +203,7 @@ def test_experts_multiply_rounded_rows(
 
 def test_a_byte_a_weight_is_priced_and_its_products_are_faster() -> None:
     ask: dict[str, Any] = {"prompt": 512, "generate": 64, "concurrency": 64, "devices": 4}
-    source = "zoo:mixtral-8x7b,layers=2"
+    source = "zoo:mixtral-8x7b,layers=1"
     wide, short = (
         {r["label"]: r for r in serve(source, precision=p, **ask).rows}
         for p in ("bf16-mixed", "fp8")
@@ -262,7 +268,7 @@ def test_both_ways_to_keep_weights_are_refused(capsys: pytest.CaptureFixture[str
 
 
 def test_devices_without_float8_are_told() -> None:
-    ask: dict[str, Any] = {"prompt": 8, "generate": 4, "concurrency": 8, "devices": 8}
+    ask: dict[str, Any] = {"prompt": 8, "generate": 4, "concurrency": 8, "devices": 1}
     for hardware, told in (("a100-80gb", True), ("h100", False)):
         made = serve(LLAMA, hardware=hardware, precision="fp8", **ask)
         text = " ".join(str(made).split())
@@ -271,7 +277,7 @@ def test_devices_without_float8_are_told() -> None:
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_engines_are_told(engine: str) -> None:
-    made = planned("zoo:llama3-8b,layers=2", "fp8", objective="tpot")
+    made = planned("zoo:llama3-8b,layers=1", "fp8", devices=4, objective="tpot")
     rows = [{**r, "fits": True} for r in made.rows if r["label"].startswith("tp=")]
     best = min(rows, key=lambda r: r["tpot_s"])
     made = replace(made, rows=tuple(rows), figures={**made.figures, "tpot_s": best["tpot_s"]})

@@ -44,11 +44,12 @@ def structured(seed: int) -> Problem:
 
 
 @pytest.mark.one_in(2)
+@pytest.mark.parametrize("seeds", [60, pytest.param(150, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dominance", [True, False])
 @pytest.mark.parametrize("make", [random_problem, structured])
-def test_the_optimum_survives(make, dominance: bool) -> None:  # type: ignore[no-untyped-def]
+def test_the_optimum_survives(make, dominance: bool, seeds: int) -> None:  # type: ignore[no-untyped-def]
     smaller = 0
-    for seed in range(150):
+    for seed in range(seeds):
         problem = make(seed)
         best = brute_force(problem)
         reduction = reduce(problem, dominance=dominance)
@@ -64,10 +65,10 @@ def test_the_optimum_survives(make, dominance: bool) -> None:  # type: ignore[no
             assert ours.feasible == judged.feasible, seed
             if ours.feasible:
                 assert ours.cost == judged.cost, seed
-    assert smaller > 75
+    assert smaller > seeds / 2
 
 
-@pytest.mark.parametrize("seeds", [20, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [6, pytest.param(150, marks=pytest.mark.slow)])
 def test_large_tables_are_answered_for_as_small_ones(
     monkeypatch: pytest.MonkeyPatch, seeds: int
 ) -> None:

@@ -73,7 +73,12 @@ def test_an_odd_vocabulary_is_looked_up_multiplied_and_scored_in_pieces() -> Non
 
 
 @pytest.mark.parametrize(
-    ("zero", "unroll"), [pytest.param(0, False, marks=pytest.mark.slow), (1, True), (3, False)]
+    ("zero", "unroll"),
+    [
+        pytest.param(0, False, marks=pytest.mark.slow),
+        (1, True),
+        pytest.param(3, False, marks=pytest.mark.slow),
+    ],
 )
 def test_odd_vocabularies_and_widths(zero: int, unroll: bool) -> None:
     """259 rows over 4; at ZeRO stages 1 and 3 state is cut along data too, which divides no padded dim
@@ -90,7 +95,9 @@ def test_odd_vocabularies_and_widths(zero: int, unroll: bool) -> None:
     [
         ("zoo:mlp-tiny,hidden=50", 6, False, "none"),
         ("zoo:mlp-tiny", 7, False, "none"),
-        ("zoo:llama-tiny,layers=2,vocab=131,seq=18", 4, True, "block"),
+        pytest.param(
+            "zoo:llama-tiny,layers=2,vocab=131,seq=18", 4, True, "block", marks=pytest.mark.slow
+        ),
         ("zoo:bert-tiny,vocab=131", 3, False, "none"),
     ],
 )

@@ -289,7 +289,7 @@ def test_a_row_is_the_plan_of_its_point(model: str, devices: int, batch: int) ->
 
 def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     common: dict[str, Any] = {"hardware": "h100", "devices": 2}
-    limit = 200 * 2**20
+    limit = 32 * 2**20
     s = sweeper(TINY, memory_limit_bytes=limit)
     best = s.row(Point("h100", 2, batch="max"))
     assert (

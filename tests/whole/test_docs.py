@@ -100,7 +100,20 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if sessions_of(p)], ids=lambda p: p.name)
+LONG = ("tuning.md", "tutorial.md")
+"""Pages whose sessions take half a minute and more each, in `make slow`; on every change the same
+commands are typed in README's walk (tests/whole/test_docs_walk.py) and in tests/interop/test_tune.py,
+tests/whatif/test_check.py and tests/report/test_terminal.py."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(p, id=p.name, marks=[pytest.mark.slow] * (p.name in LONG))
+        for p in PAGES
+        if sessions_of(p)
+    ],
+)
 def test_sessions_print_what_the_page_shows(page, folder):
     text, update = page.read_text(), bool(os.environ.get("MESHWRIGHT_UPDATE_GOLDEN"))
     for block in sessions_of(page):

@@ -38,7 +38,7 @@ LEFT_OUT = {
 """A pattern of commands -> why they are not typed."""
 LONG = r"llama3-70b|405b|plan sweep|plan compare|seq=65536|dlrm-criteo|resnet50|unet|offload=|launch .*--local|plan tune"
 """Commands of seconds and more, in `make slow`; on every change tests/launch/test_launch_run.py starts
-what is launched, and the session of tuning.md in tests/whole/test_docs.py tunes."""
+what is launched, and tests/interop/test_tune.py tunes."""
 
 
 def _save(spec: str) -> Callable[[Path], None]:

@@ -300,7 +300,7 @@ def test_options_of_cross_entropy_are_for_nothing_else(options: dict) -> None:
     [
         (False, "dp=4,tp=2,micro=4", "shard_map"),
         (True, "dp=8,micro=2,zero=2", "shard_map"),
-        (False, "dp=4,tp=2,micro=4", "jit"),
+        pytest.param(False, "dp=4,tp=2,micro=4", "jit", marks=pytest.mark.slow),
         pytest.param(True, "dp=8,micro=2,zero=2", "jit", marks=pytest.mark.slow),
     ],
 )
