@@ -200,7 +200,7 @@ PINS: list[str] = [
 @pytest.mark.parametrize(
     "source, machine, batch",
     [
-        ("zoo:gpt-tiny", {"devices": 4}, 32),
+        ("zoo:gpt-tiny", {"devices": 2}, 32),
         pytest.param("zoo:gpt-tiny,layers=4", {"devices": 8}, 32, marks=pytest.mark.slow),
         pytest.param(
             "zoo:llama3-8b,layers=2",

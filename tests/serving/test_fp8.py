@@ -203,7 +203,7 @@ def test_experts_multiply_rounded_rows(
 
 def test_a_byte_a_weight_is_priced_and_its_products_are_faster() -> None:
     ask: dict[str, Any] = {"prompt": 512, "generate": 64, "concurrency": 64, "devices": 4}
-    source = "zoo:mixtral-8x7b,layers=1"
+    source = "zoo:mixtral-8x7b,layers=2"
     wide, short = (
         {r["label"]: r for r in serve(source, precision=p, **ask).rows}
         for p in ("bf16-mixed", "fp8")

@@ -17,7 +17,7 @@ from planner.strategy import schema
 from planner.verify import confirm, targets, worker
 from planner.verify.report import FLOPS, Figure, VerifyReport
 
-SOURCE = "zoo:gpt-tiny,hidden=256,seq=128"
+SOURCE = "zoo:gpt2-small,layers=2,seq=128"
 GIB = 2**30
 Peak = Callable[[planner.Strategy, int], int]
 

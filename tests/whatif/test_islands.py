@@ -145,7 +145,7 @@ def test_groups_of_unlike_sizes_are_several_islands() -> None:
         ({"pins": "dp=16"}, "under a pinned mesh"),
         ({"workload": "infer"}, "of inference"),
         pytest.param({"objective": "memory"}, "under --objective memory", marks=pytest.mark.slow),
-        ({"runtime": "megatron"}, "under --runtime megatron"),
+        pytest.param({"runtime": "megatron"}, "under --runtime megatron", marks=pytest.mark.slow),
         ({"backend": "jit"}, "under --runtime jax-jit"),
         ({"pins": "copies=2"}, "with copies pinned"),
     ],

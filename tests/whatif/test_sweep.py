@@ -289,8 +289,8 @@ def test_a_row_is_the_plan_of_its_point(model: str, devices: int, batch: int) ->
 
 def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     common: dict[str, Any] = {"hardware": "h100", "devices": 2}
-    limit = 32 * 2**20
-    s = sweeper(TINY, memory_limit_bytes=limit)
+    limit = 8 * 2**20
+    s = sweeper(MLP, memory_limit_bytes=limit)
     best = s.row(Point("h100", 2, batch="max"))
     assert (
         best.strategy is not None
@@ -299,7 +299,7 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     )
     batch = best.strategy.workload["batch"]
     more = planner.plan(
-        TINY, **common, batch=batch, memory_limit_bytes=limit, pins="micro=1", baselines=False
+        MLP, **common, batch=batch, memory_limit_bytes=limit, pins="micro=1", baselines=False
     )
     assert (
         more.costs["memory_per_device_bytes"]
@@ -308,7 +308,7 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     )
     with pytest.raises(PlanError, match="P021"):
         planner.plan(
-            TINY,
+            MLP,
             **common,
             batch=batch + batch // 2,
             memory_limit_bytes=limit,
