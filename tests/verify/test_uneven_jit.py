@@ -98,7 +98,7 @@ def test_odd_vocabularies_and_widths(zero: int, unroll: bool) -> None:
         pytest.param(
             "zoo:llama-tiny,layers=2,vocab=131,seq=18", 4, True, "block", marks=pytest.mark.slow
         ),
-        ("zoo:bert-tiny,vocab=131", 3, False, "none"),
+        pytest.param("zoo:bert-tiny,vocab=131", 3, False, "none", marks=pytest.mark.slow),
     ],
 )
 def test_other_models(spec: str, batch: int, sequence: bool, recompute: str) -> None:
