@@ -94,7 +94,6 @@ def build(c: HybridConfig, net: Net) -> None:
     if any(c.kind(i) in "MH" for i in layers):
         mamba.check(c.space, net)
         own = mamba.masks(net.root.at("model/mask"), c.space)
-
     if any(c.kind(i) == "D" for i in layers):
         delta.check(c.rule, net)
 
@@ -125,8 +124,11 @@ def _check(c: HybridConfig, net: Net) -> None:
 
 def _others(c: HybridConfig, own: mamba.Masks | None) -> Mapping[str, llama.Attend]:
     """What mixes tokens beside attention, by letter."""
-    space = {"M": lambda s, x: mamba.mixer(s, x, c.space, own)} if own else {}
-    return {**space, "C": lambda s, x: _short(s, x, c), "D": lambda s, x: delta.mixer(s, x, c.rule)}
+    return {
+        "M": lambda s, x: mamba.mixer(s, x, c.space, own),
+        "C": lambda s, x: _short(s, x, c),
+        "D": lambda s, x: delta.mixer(s, x, c.rule),
+    }
 
 
 def _both(mixers: Mapping[str, llama.Attend]) -> llama.Attend:

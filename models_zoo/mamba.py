@@ -3,7 +3,9 @@ per head.
 
 Per head, with state h [N, P], step dt_t > 0, decay a_t = dt_t A (A < 0):   h_t = exp(a_t) h_{t-1} +
 dt_t B_t x_t^T,
-y_t = C_t h_t + D x_t.  Written without a loop, in chunks of Q steps, every exponent at most 0:
+y_t = C_t h_t + D x_t.  This is ONNX's LinearAttention (opset 27) with C for queries, B for keys and
+dt x for values. decomposed=1 spreads it out, without a loop, in chunks of Q steps, every exponent
+at most 0:
 
     within a chunk    y_i += sum_{j <= i} exp(a_{j+1} + .. + a_i) (C_i . B_j) dt_j x_j
                       (`_within`)
@@ -36,7 +38,7 @@ PARTS = ("z", "x", "b", "c", "dt")
 @dataclass(frozen=True)
 class Mamba2:
     """heads of head_dim each, their states N = `state`, groups of heads with B and C of their own;
-    taps of the convolution; chunk: Q, or the whole of a shorter sequence.
+    taps of the convolution; chunk: Q, or the whole of a shorter sequence; of the operator a hint.
 
     norm: of the result, behind its product with the gate, before it, or none. step_least: no step
     is shorter. scales multiply what goes in, the five parts of in_proj and what comes out.
@@ -99,8 +101,10 @@ class Masks:
     before: str
 
 
-def masks(s: Scope, c: Mamba2) -> Masks:
-    """What all layers share."""
+def masks(s: Scope, c: Mamba2) -> Masks | None:
+    """What all layers share, where the state space is spread out."""
+    if not c.decomposed:
+        return None
     pairs = [
         (s.op("Unsqueeze", index, s.ints(0)), s.op("Unsqueeze", index, s.ints(1)))
         for index in (positions(s, n) for n in (c.steps, c.chunks))
@@ -111,7 +115,7 @@ def masks(s: Scope, c: Mamba2) -> Masks:
 def check(c: Mamba2, net: Net) -> None:
     """Raises PlanError P073 for sizes that do not go together."""
     require(
-        c.seq % c.steps == 0,
+        not c.decomposed or c.seq % c.steps == 0,
         f"{net.name}: seq={c.seq} is not a multiple of chunk={c.chunk}",
         f"a seq of up to {c.chunk}, or a multiple of it",
     )
@@ -121,8 +125,8 @@ def check(c: Mamba2, net: Net) -> None:
     )
 
 
-def mixer(s: Scope, x: str, c: Mamba2, own: Masks) -> str:
-    """[B, S, hidden] -> [B, S, hidden]."""
+def mixer(s: Scope, x: str, c: Mamba2, own: Masks | None) -> str:
+    """[B, S, hidden] -> [B, S, hidden]; own: of `masks`."""
     scale = dict(zip(("in", *PARTS, "out"), c.scales, strict=True))
     x = scaled(s, x, scale["in"])
     part = {
@@ -138,9 +142,8 @@ def mixer(s: Scope, x: str, c: Mamba2, own: Masks) -> str:
         step = s.op("Clip", step, s.f32(c.step_least))
     a = s.op("Mul", step, s.op("Neg", s.op("Exp", s.weight("A_log", c.heads, std=0.5))))
     heads = s.op("Reshape", u, s.ints(0, c.seq, c.heads, c.head_dim))
-    y = scan(
-        s.at("scan"), s.op("Mul", heads, s.op("Unsqueeze", step, s.ints(3))), a, (b, k), c, own
-    )
+    values, scan = s.op("Mul", heads, s.op("Unsqueeze", step, s.ints(3))), s.at("scan")
+    y = _chunked(scan, values, a, (b, k), c, own) if own else _operator(scan, values, a, (b, k), c)
     d = s.op("Unsqueeze", s.weight("D", c.heads, std=0.1, mean=1.0), s.ints(1))
     y = s.op("Reshape", s.op("Add", y, s.op("Mul", heads, d)), s.ints(0, c.seq, c.inner))
     gate = silu(s, part["z"])
@@ -176,8 +179,37 @@ def convolve(s: Scope, x: str, channels: int, taps: int, *, bias: bool, act: boo
     return silu(s, y) if act else y
 
 
-def scan(s: Scope, x: str, a: str, bk: tuple[str, str], c: Mamba2, own: Masks) -> str:
+def _operator(s: Scope, x: str, a: str, bk: tuple[str, str], c: Mamba2) -> str:
     """x [B, S, H, P] (times dt), a [B, S, H], B and C [B, S, groups N] -> y [B, S, H, P]."""
+    keys, queries = (_repeated(s, t, c) for t in bk)
+    y, _ = s.ops(
+        2,
+        "LinearAttention",
+        queries,
+        keys,
+        s.op("Reshape", x, s.ints(0, c.seq, c.inner)),
+        "",
+        a,
+        q_num_heads=c.heads,
+        kv_num_heads=c.heads,
+        update_rule="gated",
+        scale=1.0,
+        chunk_size=c.steps,
+    )
+    return s.op("Reshape", y, s.ints(0, c.seq, c.heads, c.head_dim))
+
+
+def _repeated(s: Scope, x: str, c: Mamba2) -> str:
+    """[B, S, groups N] -> [B, S, H N]: a group's for each of its heads."""
+    if c.groups == c.heads:
+        return x
+    x = s.op("Reshape", x, s.ints(0, c.seq, c.groups, 1, c.state))
+    x = s.op("Expand", x, s.ints(1, 1, 1, c.heads // c.groups, 1))
+    return s.op("Reshape", x, s.ints(0, c.seq, c.heads * c.state))
+
+
+def _chunked(s: Scope, x: str, a: str, bk: tuple[str, str], c: Mamba2, own: Masks) -> str:
+    """As `_operator`."""
     z, q = c.chunks, c.steps
     x = _to_chunks(s, x, (*c.lead, c.head_dim), c)  # [B, heads, z, Q, P]
     a = _to_chunks(s, a, c.lead, c)  # [B, heads, z, Q]

@@ -73,11 +73,11 @@ or follow from the output shape.
     HeadProduct(x, w)           w [R, H*M], or [H*M, R] where attr transposed = 1; x [B,H,S,N] by
                                 columns start .. start+N of each head's M -> [B,H,S,R]; where attr
                                 back = 1 x [B,H,S,R] by them -> [B,H,S,N]. Made by planner.serving
-    LinearAttention(q, k, v, decay[, beta])  q, k [B,T,H,N], v [B,T,H,P], decay, beta [B,T,H] ->
-                                [B,T,H,P]: along T a state of each head, s = exp(decay) s, then
-                                s += k (beta (v - k s)), or s += k v without beta, and scale q s;
-                                and the last states [B,H,N,P]; attrs scale, chunk (steps that
-                                the kernel takes at once)
+    LinearAttention(q, k, v, decay[, beta])  q, k [B,T,G,N], v [B,T,H,P], decay, beta [B,T,H] ->
+                                [B,T,H,P], H/G heads in a row sharing a group's q and k: along T a
+                                state of each head, s = exp(decay) s, then s += k (beta (v - k s)),
+                                or s += k v without beta, and scale q s; and the last states
+                                [B,H,N,P]; attrs scale, chunk (steps that the kernel takes at once)
     RotaryEmbedding(x, cos, sin)  x [B,H,S,D]; cos, sin broadcast to x ([..,S,D], halves repeated):
                                   x*cos + rotate_half(x)*sin
     RoutedExperts(x, index, share[, gate], up, down[, gate's bias, up's, down's])   x [.., H];

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import ceil, log2
+from math import ceil, log2, prod
 
 import numpy as np
 
@@ -33,10 +33,11 @@ decay, of what hides later steps, of the corners of the inverse."""
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Of a node: samples x heads, chunks, steps of a chunk, features of keys and of values; whether
-    states are corrected."""
+    """Of a node: samples x heads, heads that share queries and keys, chunks, steps of a chunk,
+    features of keys and of values; whether states are corrected."""
 
     heads: int
+    alike: int
     chunks: int
     steps: int
     keys: int
@@ -45,10 +46,10 @@ class _Sizes:
 
     @classmethod
     def of(cls, node: Node, shapes: tuple[tuple[int, ...], ...]) -> _Sizes:
-        (b, t, h, n), p = shapes[0], shapes[2][-1]
+        (b, t, groups, n), (heads, p) = shapes[0], shapes[2][2:]
         steps = min(int(node.attrs["chunk"]), t)  # type: ignore[arg-type]
         delta = len(node.inputs) > 4 and bool(node.inputs[4])
-        return cls(b * h, ceil(t / steps), steps, n, p, delta)
+        return cls(b * heads, heads // groups, ceil(t / steps), steps, n, p, delta)
 
     @property
     def levels(self) -> int:
@@ -56,15 +57,19 @@ class _Sizes:
         return ceil(log2(self.steps)) if self.steps > 1 else 0
 
     @property
+    def shared(self) -> list[tuple[int, int, bool]]:
+        """Products of all chunks at once, the same for heads that share queries and keys: (FLOPs of
+        a chunk and group, how many alike, whether the backward pass makes it again)."""
+        return [(2 * self.steps**2 * self.keys, 2 if self.delta else 1, True)]
+
+    @property
     def beside(self) -> list[tuple[int, int, bool]]:
-        """Products of all chunks at once: (FLOPs of a chunk and head, how many alike, whether the
-        backward pass makes it again)."""
+        """Likewise of each head."""
         q, n, p = self.steps, self.keys, self.values
-        found = [(2 * q * q * n, 1, True)]  # queries and keys
-        if self.delta:
-            found += [(2 * q * q * n, 2, True), (2 * q * q * p, 1, True)]
-            found += [(2 * q**3, 2 * max(0, self.levels - 1), True)]
-        return found
+        if not self.delta:
+            return []
+        inverse = (2 * q**3, 2 * max(0, self.levels - 1), True)
+        return [(2 * q * q * n, 1, True), (2 * q * q * p, 1, True), inverse]
 
     @property
     def along(self) -> list[tuple[int, int, bool]]:
@@ -77,7 +82,8 @@ class _Sizes:
     def flops(self) -> int:
         """Of a forward pass."""
         each = sum(work * count for work, count, _ in (*self.beside, *self.along))
-        return self.heads * self.chunks * each
+        shared = sum(work * count for work, count, _ in self.shared)
+        return self.heads * self.chunks * each + self.heads // self.alike * self.chunks * shared
 
     @property
     def score_bytes(self) -> int:
@@ -86,15 +92,23 @@ class _Sizes:
 
 
 def _rule(node: Node, graph: Graph) -> Rule:
+    """Batch and heads split: groups of heads that share queries and keys, and heads of a group."""
     shapes = graph.shapes(node.inputs)
-    b, _, h, _ = shapes[0]
-    lead = f"{'b' if b > 1 else '1'} t! {'h' if h > 1 else '1'}"
-    sides = [f"{lead} n!", f"{lead} n!", f"{lead} p!", lead, lead]
+    b, _, groups, _ = shapes[0]
+    heads = shapes[2][2]
+    batch = "b" if b > 1 else "1"
+    shared, each = ("g", "(g r)") if 1 < groups < heads else ("1", "r") if heads > 1 else ("1", "1")
+    if groups == heads > 1:
+        shared = each = "g"
+    of_group, of_head = f"{batch} t! {shared}", f"{batch} t! {each}"
+    sides = [f"{of_group} n!", f"{of_group} n!", f"{of_head} p!", of_head, of_head]
     line = ",".join(side for side, _ in zip(sides, node.inputs, strict=False))
-    made = (f"{lead} p!", f"{lead.replace(' t!', '')} n! p!")
+    made = (f"{of_head} p!", f"{batch} {each} n! p!")
     left = [side for side, name in zip(made, node.outputs, strict=False) if name]
     outs = graph.shapes(tuple(name for name in node.outputs if name))
-    rule = parse(f"{line} -> {','.join(left)}", shapes, outs)
+    sizes = {"g": groups, "r": heads // groups}
+    sizes = {f: n for f, n in sizes.items() if f in of_head}
+    rule = parse(f"{line} -> {','.join(left)}", shapes, outs, sizes=sizes)
     return replace(rule, flops=float(_Sizes.of(node, tuple(shapes)).flops))
 
 
@@ -109,11 +123,14 @@ def _text(call: Call) -> str:
 
 def _products(dots: Dots) -> tuple[Product, ...]:
     sizes = _Sizes.of(dots.node, dots.shapes)
-    part = dots.flops / sizes.flops * sizes.heads * sizes.chunks
+    part = prod(dots.share.values(), start=Fraction(1))
+    groups = part / dots.share.get("r", Fraction(1)) * (sizes.heads // sizes.alike)
     hot = bool(dots.trained)
+    kinds = ((sizes.shared, groups), ((*sizes.beside, *sizes.along), part * sizes.heads))
     return tuple(
-        Product(part * Fraction(work * count), 2 * hot, int(hot and again), inside=True)
-        for work, count, again in (*sizes.beside, *sizes.along)
+        Product(times * sizes.chunks * work * count, 2 * hot, int(hot and again), inside=True)
+        for products, times in kinds
+        for work, count, again in products
         if count
     )
 
@@ -123,18 +140,29 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
     a chunk. Backward, all that is made again, and two products for each."""
     sizes = _Sizes.of(pieces.node, tuple(pieces.graph.shapes(pieces.node.inputs)))
     found = []
-    for share, moved, made in zip(
-        pieces.share("t").tolist(), operands.tolist(), results.tolist(), strict=True
+    for share, groups, moved, made in zip(
+        pieces.share("t").tolist(),
+        pieces.share("r").tolist(),
+        operands.tolist(),
+        results.tolist(),
+        strict=True,
     ):
-        forward = _kernels(sizes, share, moved, made)
+        forward = _kernels(sizes, (share, groups), moved, made)
         found.append((forward, (*forward, *forward, *forward)))
     return found
 
 
-def _kernels(sizes: _Sizes, share: float, moved: float, made: float) -> tuple[Kernel, ...]:
-    heads, z, scores = sizes.heads * share, sizes.chunks, sizes.score_bytes * share
+def _kernels(
+    sizes: _Sizes, shares: tuple[float, float], moved: float, made: float
+) -> tuple[Kernel, ...]:
+    """shares: what part of the heads one device has, and of the groups."""
+    heads, z, scores = sizes.heads * shares[0], sizes.chunks, sizes.score_bytes * shares[0]
+    groups = sizes.heads / sizes.alike * shares[1]
     state = WIDE * heads * sizes.keys * sizes.values
     kernels = [Kernel(0.0, 2 * scores, SCORE_PASSES)]
+    for work, count, _ in sizes.shared:
+        alike = scores * groups / heads
+        kernels.append(Kernel(work * groups * z, moved / 2 + alike, count))
     for work, count, _ in sizes.beside:
         wide = work == 2 * sizes.steps**3 and count > 2
         flops = work * heads * z * (WIDE_RATE if wide else 1)
@@ -162,8 +190,8 @@ register(
         passes=_passes,
         workspace=_workspace,
         products=_products,
-        roles={"h": "tensor"},
-        words={"b": "batch", "h": "heads", "t": "steps"},
+        roles={"g": "tensor", "r": "tensor"},
+        words={"b": "batch", "g": "heads", "r": "heads of a group", "t": "steps"},
         own_precision=(3,),
     )
 )

@@ -425,6 +425,27 @@ def attentions() -> list[Case]:
             {"scale": 0.3, "chunk": 4},
         ),
         Case(
+            "linear-attention-one-group",
+            "LinearAttention",
+            ((8, 6, 1, 3), (8, 6, 1, 3), (8, 6, 4, 5), (8, 6, 4)),
+            ((8, 6, 4, 5), (8, 4, 3, 5)),
+            {"scale": 0.3, "chunk": 4},
+        ),
+        Case(
+            "linear-attention-groups",
+            "LinearAttention",
+            ((4, 6, 2, 3), (4, 6, 2, 3), (4, 6, 8, 5), (4, 6, 8)),
+            ((4, 6, 8, 5), (4, 8, 3, 5)),
+            {"scale": 0.3, "chunk": 4},
+        ),
+        Case(
+            "linear-attention-delta-groups",
+            "LinearAttention",
+            ((4, 6, 2, 3), (4, 6, 2, 3), (4, 6, 8, 5), (4, 6, 8), (4, 6, 8)),
+            ((4, 6, 8, 5), (4, 8, 3, 5)),
+            {"scale": 0.3, "chunk": 4},
+        ),
+        Case(
             "cached-attention",
             "CachedAttention",
             (

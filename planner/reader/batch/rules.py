@@ -304,7 +304,7 @@ def _linear_attention(t: Tracer, op: Op) -> list[Dims]:
     if q[0] == (0,):
         t.align(op, [(i, 0) for i in given[:3]], 4, ones=False)
         t.align(op, [(i, 0) for i in given[3:]], 3, ones=False)
-    return [(*q[:3], v[3]), (q[0], q[2], q[3], v[3])]
+    return [v, (v[0], v[2], q[3], v[3])]
 
 
 def _attention(t: Tracer, op: Op) -> list[Dims]:

@@ -443,8 +443,8 @@ def _attention(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]
 def _linear_attention(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
     q, v = types[0], types[2]
     assert q and v
-    b, t, h, n = q[0]
-    return [((b, t, h, v[0][-1]), v[1]), ((b, h, n, v[0][-1]), v[1])]
+    b, t, h, p = v[0]
+    return [((b, t, h, p), v[1]), ((b, h, q[0][-1], p), v[1])]
 
 
 def _rotary(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:

@@ -550,38 +550,48 @@ def _reduce_conjunction(
 
 def repeated_heads(find: Finder) -> None:
     """Keys and values that an exporter repeated over groups of heads enter Attention with their own
-    heads."""
+    heads; likewise the queries and keys of linear attention."""
     for op in list(find.draft.ops):
-        if op.op != "Attention":
-            continue
-        found = [_unrepeated(find, name) for name in op.inputs[1:3]]
-        if found[0] is None or found[1] is None or found[0][1] != found[1][1]:
-            continue
-        heads = found[0][1]
-        for slot, each in enumerate(found, 1):
-            assert each is not None
-            _, _, t, d = find.draft.shape(op.inputs[slot])
-            source, _, swapped = each
-            b = find.draft.shape(op.inputs[0])[0]
-            x = find.insert(
-                op, "Reshape", [source], shape=(b, t, heads, d) if swapped else (b, heads, t, d)
-            )
-            op.inputs[slot] = (
-                find.insert(op, "Transpose", [x], {"perm": (0, 2, 1, 3)}) if swapped else x
-            )
+        if op.op == "Attention":
+            _own_heads(find, op, slots=(1, 2), axis=1)
+        elif op.op == "LinearAttention":
+            _own_heads(find, op, slots=(0, 1), axis=2)
 
 
-def _unrepeated(find: Finder, name: str) -> tuple[str, int, bool] | None:
-    """(source, G, swapped) when `name` [B, H, T, D] is a source of G heads with each repeated H/G
+def _own_heads(find: Finder, op: Op, *, slots: tuple[int, int], axis: int) -> None:
+    """Operands of four dims, heads in the one named."""
+    found = [_unrepeated(find, op.inputs[slot], axis) for slot in slots]
+    if found[0] is None or found[1] is None or found[0][1] != found[1][1]:
+        return
+    heads = found[0][1]
+    for slot, each in zip(slots, found, strict=True):
+        assert each is not None
+        shape = list(find.draft.shape(op.inputs[slot]))
+        source, _, swapped = each
+        shape[0], shape[axis] = find.draft.shape(op.inputs[0])[0], heads
+        if swapped:
+            shape[1], shape[2] = shape[2], shape[1]
+        x = find.insert(op, "Reshape", [source], shape=tuple(shape))
+        op.inputs[slot] = (
+            find.insert(op, "Transpose", [x], {"perm": (0, 2, 1, 3)}) if swapped else x
+        )
+
+
+def _unrepeated(find: Finder, name: str, axis: int) -> tuple[str, int, bool] | None:
+    """(source, G, swapped) when `name` of four dims is a source of G heads with each repeated H/G
     times in a row.
 
-    swapped: the source is laid out [B, T, G, D].
+    axis: of the heads. swapped: the source has dims 1 and 2 the other way round.
     """
     draft = find.draft
-    b, h, t, d = draft.shape(name)
+    shape = draft.shape(name)
     gather = find.maker(name, "Gather")
-    if gather is not None and gather.attrs["axis"] == 1 and len(draft.shape(gather.inputs[0])) == 4:
-        g = draft.shape(gather.inputs[0])[1]
+    if (
+        gather is not None
+        and gather.attrs["axis"] == axis
+        and len(draft.shape(gather.inputs[0])) == 4
+    ):
+        g, h = draft.shape(gather.inputs[0])[axis], shape[axis]
         index = draft.value(gather.inputs[1])
         repeated = (
             index is not None
@@ -593,19 +603,21 @@ def _unrepeated(find: Finder, name: str) -> tuple[str, int, bool] | None:
     if swap is not None:
         if swap.attrs["perm"] != (0, 2, 1, 3):
             return None
-        name = swap.inputs[0]
+        name, axis = swap.inputs[0], 3 - axis
+        shape = (shape[0], shape[2], shape[1], shape[3])
     merge = find.maker(name, "Reshape")
     spread = find.maker(merge.inputs[0], "Expand") if merge is not None else None
     if spread is None:
         return None
-    axis = 3 if swap is not None else 2
     before, after = draft.shape(spread.inputs[0]), draft.shape(spread.outputs[0])
+    times = axis + 1
     if (
         len(before) != 5
-        or before[axis] != 1
-        or before[:axis] + before[axis + 1 :] != after[:axis] + after[axis + 1 :]
+        or before[times] != 1
+        or before[:times] + before[times + 1 :] != after[:times] + after[times + 1 :]
     ):
         return None
-    g, r = after[axis - 1], after[axis]
-    expected = (b, t, g, r, d) if swap is not None else (b, g, r, t, d)
-    return (spread.inputs[0], g, swap is not None) if after == expected and g * r == h else None
+    g, r = after[axis], after[times]
+    expected = (*shape[:axis], g, r, *shape[axis + 1 :])
+    right = after == expected and g * r == shape[axis]
+    return (spread.inputs[0], g, swap is not None) if right else None

@@ -10,8 +10,8 @@ from jax import lax
 # Many parameters: the operands and attributes of the operator.
 def linear_attention(q, k, v, decay, beta, scale, chunk):
     """Per head, with state s [N, P]: s = exp(decay) s, then s += k (beta (v - k s)), y = scale q s
-    (without beta s += k v), and the last states; q, k [B, T, H, N], v [B, T, H, P], decay, beta [B,
-    T, H].
+    (without beta s += k v), and the last states; q, k [B, T, G, N], v [B, T, H, P], decay, beta [B,
+    T, H], where H / G heads in a row share the queries and keys of a group.
 
     In chunks: what the steps of a chunk correct of one another is a product with the inverse of a
     triangular matrix; states pass from chunk to chunk in a loop. The backward pass makes all of it
@@ -20,50 +20,53 @@ def linear_attention(q, k, v, decay, beta, scale, chunk):
 
     @jax.checkpoint
     def run(q, k, v, decay, beta):
-        steps = min(chunk, q.shape[1])
-        short = -q.shape[1] % steps
+        steps, groups = min(chunk, q.shape[1]), q.shape[2]
+        short, each = -q.shape[1] % steps, v.shape[2] // groups
 
-        def parts(x):
-            """[B, T, H, ..] -> [chunks, B, H, steps, ..]."""
+        def parts(x, *heads):
+            """[B, T, heads, ..] -> [chunks, B, *heads, steps, ..]."""
             x = jnp.pad(x, ((0, 0), (0, short), *[(0, 0)] * (x.ndim - 2)))
-            x = x.reshape(x.shape[0], -1, steps, *x.shape[2:])
-            return jnp.moveaxis(jnp.moveaxis(x, 3, 1), 2, 0)
+            x = x.reshape(x.shape[0], -1, steps, *heads, *x.shape[3:])
+            return jnp.moveaxis(x, (1, 2), (0, 2 + len(heads)))
 
         def times(text, a, b):
             """Of two operands in the type of v, summed in float32."""
             a, b = a.astype(v.dtype), b.astype(v.dtype)
             return jnp.einsum(text, a, b, preferred_element_type=jnp.float32)
 
-        queries, keys, new = parts(q), parts(k), parts(v)
-        total = jnp.cumsum(parts(decay).astype(jnp.float32), -1)
+        queries, keys, new = parts(q, groups), parts(k, groups), parts(v, groups, each)
+        total = jnp.cumsum(parts(decay, groups, each).astype(jnp.float32), -1)
         at = jnp.arange(steps)
         between = total[..., :, None] - total[..., None, :]
         left = jnp.exp(jnp.where(at[:, None] >= at, between, -jnp.inf))
-        scores = times("zbhcn,zbhdn->zbhcd", queries, keys) * left * scale
+        scores = times("zbgcn,zbgdn->zbgcd", queries, keys)[:, :, :, None] * left * scale
         since = jnp.exp(total)[..., None]
         state_keys = None
         if beta is not None:
-            share = parts(beta).astype(jnp.float32)[..., None]
-            alike = times("zbhcn,zbhdn->zbhcd", keys, keys) * left * share
+            share = parts(beta, groups, each).astype(jnp.float32)[..., None]
+            alike = times("zbgcn,zbgdn->zbgcd", keys, keys)[:, :, :, None] * left * share
             inverse = unit_inverse(jnp.where(at[:, None] > at, alike, 0))
-            new = times("zbhcd,zbhdp->zbhcp", inverse, new * share)
-            state_keys = times("zbhcd,zbhdn->zbhcn", inverse, keys * share * since)
+            new = times("zbgrcd,zbgrdp->zbgrcp", inverse, new * share)
+            lasting = keys[:, :, :, None] * share * since
+            state_keys = times("zbgrcd,zbgrdn->zbgrcn", inverse, lasting)
         until = jnp.exp(total[..., -1:] - total)[..., None]
         whole = jnp.exp(total[..., -1])[..., None, None]
 
         def step(state, own):
-            queries, keys, new, state_keys, scores, whole = own
+            queries, keys, new, state_keys, scores, since, until, whole = own
             if state_keys is not None:
-                new = new - times("bhcn,bhnp->bhcp", state_keys, state)
-            y = times("bhcn,bhnp->bhcp", queries, state) + times("bhcd,bhdp->bhcp", scores, new)
-            return state * whole + times("bhcn,bhcp->bhnp", keys, new), y.astype(v.dtype)
+                new = new - times("bgrcn,bgrnp->bgrcp", state_keys, state)
+            y = times("bgcn,bgrnp->bgrcp", queries, state) * since
+            y = y + times("bgrcd,bgrdp->bgrcp", scores, new)
+            return state * whole + times("bgcn,bgrcp->bgrnp", keys, new * until), y.astype(v.dtype)
 
-        empty = (keys[0, :, :, 0, :, None] * new[0, :, :, 0, None, :]).astype(jnp.float32) * 0
-        own = (queries * since * scale, keys * until, new, state_keys, scores, whole)
+        first, row = keys[0, :, :, None, 0, :, None], new[0, :, :, :, 0, None, :]
+        empty = (first * row).astype(jnp.float32) * 0
+        own = (queries * scale, keys, new, state_keys, scores, since, until, whole)
         state, y = lax.scan(step, empty, own)
-        y = jnp.moveaxis(jnp.moveaxis(y, 0, 2), 1, 3)
-        y = y.reshape(y.shape[0], -1, *y.shape[3:])[:, : q.shape[1]]
-        return y, state.astype(v.dtype)
+        y = jnp.moveaxis(y, (0, 4), (1, 2))
+        y = y.reshape(y.shape[0], -1, *v.shape[2:])[:, : q.shape[1]]
+        return y, state.reshape(state.shape[0], -1, *state.shape[3:]).astype(v.dtype)
 
     return run(q, k, v, decay, beta)
 
