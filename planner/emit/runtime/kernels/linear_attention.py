@@ -13,9 +13,9 @@ def linear_attention(q, k, v, decay, beta, scale, chunk):
     (without beta s += k v), and the last states; q, k [B, T, G, N], v [B, T, H, P], decay, beta [B,
     T, H], where H / G heads in a row share the queries and keys of a group.
 
-    In chunks: what the steps of a chunk correct of one another is a product with the inverse of a
-    triangular matrix; states pass from chunk to chunk in a loop. The backward pass makes all of it
-    again.
+    In chunks, all at once: what the steps of a chunk correct of one another is a product with the
+    inverse of a triangular matrix. In a loop states pass from chunk to chunk, and nothing else. The
+    backward pass makes all of it again.
     """
 
     @jax.checkpoint
@@ -34,38 +34,37 @@ def linear_attention(q, k, v, decay, beta, scale, chunk):
             a, b = a.astype(v.dtype), b.astype(v.dtype)
             return jnp.einsum(text, a, b, preferred_element_type=jnp.float32)
 
-        queries, keys, new = parts(q, groups), parts(k, groups), parts(v, groups, each)
+        queries, keys, new = parts(q * scale, groups), parts(k, groups), parts(v, groups, each)
         total = jnp.cumsum(parts(decay, groups, each).astype(jnp.float32), -1)
         at = jnp.arange(steps)
         between = total[..., :, None] - total[..., None, :]
         left = jnp.exp(jnp.where(at[:, None] >= at, between, -jnp.inf))
-        scores = times("zbgcn,zbgdn->zbgcd", queries, keys)[:, :, :, None] * left * scale
-        since = jnp.exp(total)[..., None]
-        state_keys = None
-        if beta is not None:
+        since, until = jnp.exp(total)[..., None], jnp.exp(total[..., -1:] - total)[..., None]
+        turned = None
+        if beta is None:
+            own = times("zbgdn,zbgrdp->zbgrnp", keys, new * until)
+        else:
             share = parts(beta, groups, each).astype(jnp.float32)[..., None]
             alike = times("zbgcn,zbgdn->zbgcd", keys, keys)[:, :, :, None] * left * share
             inverse = unit_inverse(jnp.where(at[:, None] > at, alike, 0))
             new = times("zbgrcd,zbgrdp->zbgrcp", inverse, new * share)
-            lasting = keys[:, :, :, None] * share * since
-            state_keys = times("zbgrcd,zbgrdn->zbgrcn", inverse, lasting)
-        until = jnp.exp(total[..., -1:] - total)[..., None]
-        whole = jnp.exp(total[..., -1])[..., None, None]
+            each_keys = keys[:, :, :, None]
+            state_keys = times("zbgrcd,zbgrdn->zbgrcn", inverse, each_keys * share * since)
+            own = times("zbgrdn,zbgrdp->zbgrnp", each_keys * until, new)
+            turned = times("zbgrdn,zbgrdm->zbgrnm", each_keys * until, state_keys).astype(v.dtype)
 
-        def step(state, own):
-            queries, keys, new, state_keys, scores, since, until, whole = own
-            if state_keys is not None:
-                new = new - times("bgrcn,bgrnp->bgrcp", state_keys, state)
-            y = times("bgcn,bgrnp->bgrcp", queries, state) * since
-            y = y + times("bgrcd,bgrdp->bgrcp", scores, new)
-            return state * whole + times("bgcn,bgrcp->bgrnp", keys, new * until), y.astype(v.dtype)
+        def step(state, chunk):
+            own, turned, whole = chunk
+            own = own if turned is None else own - times("bgrnm,bgrmp->bgrnp", turned, state)
+            return state * whole + own, state
 
-        first, row = keys[0, :, :, None, 0, :, None], new[0, :, :, :, 0, None, :]
-        empty = (first * row).astype(jnp.float32) * 0
-        own = (queries * scale, keys, new, state_keys, scores, since, until, whole)
-        state, y = lax.scan(step, empty, own)
-        y = jnp.moveaxis(y, (0, 4), (1, 2))
-        y = y.reshape(y.shape[0], -1, *v.shape[2:])[:, : q.shape[1]]
+        state, entering = lax.scan(step, own[0] * 0, (own, turned, since[..., -1:, :]), unroll=4)
+        if beta is not None:
+            new = new - times("zbgrcn,zbgrnp->zbgrcp", state_keys, entering)
+        scores = times("zbgcn,zbgdn->zbgcd", queries, keys)[:, :, :, None] * left
+        y = times("zbgcn,zbgrnp->zbgrcp", queries, entering) * since
+        y = jnp.moveaxis(y + times("zbgrcd,zbgrdp->zbgrcp", scores, new), (0, 4), (1, 2))
+        y = y.astype(v.dtype).reshape(y.shape[0], -1, *v.shape[2:])[:, : q.shape[1]]
         return y, state.reshape(state.shape[0], -1, *state.shape[3:]).astype(v.dtype)
 
     return run(q, k, v, decay, beta)
