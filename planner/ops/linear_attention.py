@@ -26,9 +26,44 @@ WIDE = 4
 WIDE_RATE = 2
 """How many times longer products in float32 take than those in two bytes (TF32 on GPUs: half their
 rate), which the inverse's are."""
-SCORE_PASSES = 3
-"""Element-wise passes over the scores of a chunk, each reading and writing them (a guess): of the
-decay, of what hides later steps, of the corners of the inverse."""
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What the compiler makes beside products, counted in programs compiled for H100
+    (benchmarks/RESULTS.md, "Linear attention"): how often scores, values and states pass through
+    memory (float32 scores and states, values in the type computed in), kernels of the loop for each
+    chunk; what the backward pass is of the forward one; and what is kept at once of scores and of
+    states, in a forward pass and in training, where `levels` more scores are kept for each size of
+    the inverse's blocks, and `values_kept` values.
+    """
+
+    scores: float
+    values: float
+    states: float
+    launches: float
+    backward: float
+    kept: tuple[float, float]
+    kept_trained: tuple[float, float]
+    levels: float = 0.0
+    values_kept: float = 0.0
+
+
+SUMMED = _Form(0.5, 14.5, 5, 1.25, 3.5, (0.5, 2), (1, 4))
+CORRECTED = _Form(27, 22, 14, 3.5, 2.8, (8, 1.5), (0, 8), levels=2, values_kept=18)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """work: FLOPs of a chunk and head (of heads that share queries and keys: of a group). count:
+    how many are alike. again: whether the backward pass makes it again. moved: what one reads and
+    writes, of scores, values and states, as in `_Form`. wide: in float32."""
+
+    work: int
+    count: int
+    again: bool
+    moved: tuple[float, float, float] = (0, 0, 0)
+    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,43 +87,62 @@ class _Sizes:
         return cls(b * heads, heads // groups, ceil(t / steps), steps, n, p, delta)
 
     @property
+    def form(self) -> _Form:
+        """Of the kernel."""
+        return CORRECTED if self.delta else SUMMED
+
+    @property
     def levels(self) -> int:
         """Sizes of blocks that the inverse is put together by."""
         return ceil(log2(self.steps)) if self.steps > 1 else 0
 
     @property
-    def shared(self) -> list[tuple[int, int, bool]]:
-        """Products of all chunks at once, the same for heads that share queries and keys: (FLOPs of
-        a chunk and group, how many alike, whether the backward pass makes it again)."""
-        return [(2 * self.steps**2 * self.keys, 2 if self.delta else 1, True)]
+    def shared(self) -> list[_Product]:
+        """Products that are the same for heads that share queries and keys."""
+        return [_Product(2 * self.steps**2 * self.keys, 2 if self.delta else 1, True)]
 
     @property
-    def beside(self) -> list[tuple[int, int, bool]]:
-        """Likewise of each head."""
+    def each(self) -> list[_Product]:
+        """Products of each head."""
         q, n, p = self.steps, self.keys, self.values
+        own = _Product(2 * q * n * p, 1, True, (0, 1, 1))
+        entering = _Product(2 * q * n * p, 1, False, (0, 2, 0.5))
         if not self.delta:
-            return []
-        inverse = (2 * q**3, 2 * max(0, self.levels - 1), True)
-        return [(2 * q * q * n, 1, True), (2 * q * q * p, 1, True), inverse]
-
-    @property
-    def along(self) -> list[tuple[int, int, bool]]:
-        """Likewise of the loop over chunks."""
-        q, n, p = self.steps, self.keys, self.values
-        again = [(2 * q * n * p, 2 if self.delta else 1, True)]
-        return [*again, (2 * q * n * p, 1, False), (2 * q * q * p, 1, False)]
+            return [own, entering, _Product(2 * q * q * p, 1, False, (0.5, 3, 0))]
+        inverse = _Product(2 * q**3, 2 * max(0, self.levels - 1), True, (3, 0, 0), wide=True)
+        return [
+            inverse,
+            _Product(2 * q * q * n, 1, True, (1, 2.5, 0)),
+            _Product(2 * q * q * p, 1, True, (1, 2.5, 0)),
+            own,
+            replace(own, work=2 * q * n * n),
+            _Product(2 * n * n * p, 1, True, (0, 0, 2)),
+            replace(entering, again=True),
+            entering,
+            _Product(2 * q * q * p, 1, False, (0.5, 3, 0)),
+        ]
 
     @property
     def flops(self) -> int:
         """Of a forward pass."""
-        each = sum(work * count for work, count, _ in (*self.beside, *self.along))
-        shared = sum(work * count for work, count, _ in self.shared)
+        each = sum(p.work * p.count for p in self.each)
+        shared = sum(p.work * p.count for p in self.shared)
         return self.heads * self.chunks * each + self.heads // self.alike * self.chunks * shared
 
     @property
     def score_bytes(self) -> int:
         """Of the scores of all chunks, once."""
         return WIDE * self.heads * self.chunks * self.steps**2
+
+    @property
+    def state_bytes(self) -> int:
+        """Of the states of all chunks, once."""
+        return WIDE * self.heads * self.chunks * self.keys * self.values
+
+    @property
+    def value_elements(self) -> int:
+        """Of all chunks, once."""
+        return self.heads * self.chunks * self.steps * self.values
 
 
 def _rule(node: Node, graph: Graph) -> Rule:
@@ -126,60 +180,63 @@ def _products(dots: Dots) -> tuple[Product, ...]:
     part = prod(dots.share.values(), start=Fraction(1))
     groups = part / dots.share.get("r", Fraction(1)) * (sizes.heads // sizes.alike)
     hot = bool(dots.trained)
-    kinds = ((sizes.shared, groups), ((*sizes.beside, *sizes.along), part * sizes.heads))
     return tuple(
-        Product(times * sizes.chunks * work * count, 2 * hot, int(hot and again), inside=True)
-        for products, times in kinds
-        for work, count, again in products
-        if count
+        Product(times * sizes.chunks * p.work * p.count, 2 * hot, int(hot and p.again), inside=True)
+        for products, times in ((sizes.shared, groups), (sizes.each, part * sizes.heads))
+        for p in products
+        if p.count
     )
 
 
 def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[Passes]:
-    """The kernels under each split: one a product and pass over scores; those of the loop run once
-    a chunk. Backward, all that is made again, and two products for each."""
+    """The kernels under each split: one a product, those that pass over scores, values and states,
+    and those of the loop, once a chunk or oftener."""
     sizes = _Sizes.of(pieces.node, tuple(pieces.graph.shapes(pieces.node.inputs)))
+    itemsize = pieces.itemsize(pieces.graph.tensors[pieces.node.inputs[2]].dtype)
     found = []
-    for share, groups, moved, made in zip(
-        pieces.share("t").tolist(),
-        pieces.share("r").tolist(),
-        operands.tolist(),
-        results.tolist(),
-        strict=True,
-    ):
-        forward = _kernels(sizes, (share, groups), moved, made)
-        found.append((forward, (*forward, *forward, *forward)))
+    for shares in zip(pieces.share("t").tolist(), pieces.share("r").tolist(), strict=True):
+        forward = _kernels(sizes, shares, itemsize)
+        again = tuple(replace(k, often=k.often * sizes.form.backward) for k in forward)
+        found.append((forward, again))
     return found
 
 
-def _kernels(
-    sizes: _Sizes, shares: tuple[float, float], moved: float, made: float
-) -> tuple[Kernel, ...]:
+def _kernels(sizes: _Sizes, shares: tuple[float, float], itemsize: float) -> tuple[Kernel, ...]:
     """shares: what part of the heads one device has, and of the groups."""
-    heads, z, scores = sizes.heads * shares[0], sizes.chunks, sizes.score_bytes * shares[0]
+    form, z = sizes.form, sizes.chunks
+    heads = sizes.heads * shares[0]
+    once = (
+        np.array([sizes.score_bytes, itemsize * sizes.value_elements, sizes.state_bytes])
+        * shares[0]
+    )
+    loop = form.launches * z
+    kernels = [
+        Kernel(0.0, form.scores * once[0], 1),
+        Kernel(0.0, form.values * once[1], 1),
+        Kernel(0.0, form.states * once[2] / loop, loop),
+    ]
     groups = sizes.heads / sizes.alike * shares[1]
-    state = WIDE * heads * sizes.keys * sizes.values
-    kernels = [Kernel(0.0, 2 * scores, SCORE_PASSES)]
-    for work, count, _ in sizes.shared:
-        alike = scores * groups / heads
-        kernels.append(Kernel(work * groups * z, moved / 2 + alike, count))
-    for work, count, _ in sizes.beside:
-        wide = work == 2 * sizes.steps**3 and count > 2
-        flops = work * heads * z * (WIDE_RATE if wide else 1)
-        kernels.append(Kernel(flops, 3 * scores if wide else moved / 2 + scores, count))
-    for work, count, _ in sizes.along:
-        kernels.append(Kernel(work * heads, (moved / 2 + made) / z + 2 * state, count * z))
+    for p in sizes.shared:
+        rows = z * sizes.steps * (2 * sizes.keys * itemsize + sizes.steps * WIDE)
+        kernels.append(Kernel(p.work * groups * z, groups * rows, p.count))
+    for p in sizes.each:
+        flops = p.work * heads * z * (WIDE_RATE if p.wide else 1)
+        kernels.append(Kernel(flops, float(once @ p.moved), p.count))
     return tuple(k for k in kernels if k.often)
 
 
 def _workspace(pieces: Pieces, results: np.ndarray) -> np.ndarray:
-    """Scores and what is made of them; in training, what each size of the inverse's blocks leaves
-    behind, and the states of all chunks."""
+    """Scores and what is made of them, states, and in training what each size of the inverse's
+    blocks leaves behind."""
     sizes = _Sizes.of(pieces.node, tuple(pieces.graph.shapes(pieces.node.inputs)))
-    states = WIDE * sizes.heads * sizes.keys * sizes.values
-    kept = 4 + (2 * sizes.levels if sizes.delta else 0) if pieces.trained else 4
-    whole = kept * sizes.score_bytes + states * (sizes.chunks if pieces.trained else 2)
-    return np.asarray(pieces.share("t") * whole + 4 * results)
+    form = sizes.form
+    scores, states = form.kept_trained if pieces.trained else form.kept
+    itemsize = pieces.itemsize(pieces.graph.tensors[pieces.node.inputs[2]].dtype)
+    whole = scores * sizes.score_bytes + states * sizes.state_bytes
+    if pieces.trained:
+        whole += form.levels * sizes.levels * sizes.score_bytes
+        whole += form.values_kept * itemsize * sizes.value_elements
+    return np.asarray(pieces.share("t") * whole)
 
 
 register(
