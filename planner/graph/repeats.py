@@ -200,10 +200,12 @@ def _periods(kind: np.ndarray) -> list[int]:
 
 def _leads_in(run: tuple[int, int, int], runs: Sequence[tuple[int, int, int]]) -> bool:
     """Whether a run is of a few layers right before many others (DeepSeek's dense layers): each of
-    these is decided for itself, as what makes room may be the one beside the embedding."""
+    these is decided for itself, as what makes room may be the one beside the embedding. Bamba's
+    periods of nine layers are more than the four layers behind them, and stay a run."""
     first, p, repeats = run
     return repeats <= FEW and any(
-        first + p * repeats == other and more > FEW for other, _, more in runs
+        first + p * repeats == other and more > FEW and p * repeats < q * more
+        for other, q, more in runs
     )
 
 
