@@ -49,8 +49,8 @@ class _Form:
     values_kept: float = 0.0
 
 
-SUMMED = _Form(0.5, 14.5, 5, 1.25, 3.5, (0.5, 2), (1, 4))
-CORRECTED = _Form(27, 22, 14, 3.5, 2.8, (8, 1.5), (0, 8), levels=2, values_kept=18)
+SUMMED = _Form(0.5, 9, 5, 1.25, 3.1, (0.5, 2), (1, 3.5))
+CORRECTED = _Form(26, 15, 9, 3.5, 2.95, (5, 1), (0, 5), levels=2, values_kept=15)
 
 
 @dataclass(frozen=True)
@@ -105,21 +105,21 @@ class _Sizes:
     def each(self) -> list[_Product]:
         """Products of each head."""
         q, n, p = self.steps, self.keys, self.values
-        own = _Product(2 * q * n * p, 1, True, (0, 1, 1))
-        entering = _Product(2 * q * n * p, 1, False, (0, 2, 0.5))
+        own = _Product(2 * q * n * p, 1, True, (0, 1, 0.5))
+        entering = _Product(2 * q * n * p, 1, False, (0, 1, 0.5))
         if not self.delta:
-            return [own, entering, _Product(2 * q * q * p, 1, False, (0.5, 3, 0))]
+            return [own, entering, _Product(2 * q * q * p, 1, False, (0.5, 2, 0))]
         inverse = _Product(2 * q**3, 2 * max(0, self.levels - 1), True, (3, 0, 0), wide=True)
         return [
             inverse,
-            _Product(2 * q * q * n, 1, True, (1, 2.5, 0)),
-            _Product(2 * q * q * p, 1, True, (1, 2.5, 0)),
+            _Product(2 * q * q * n, 1, True, (1, 2, 0)),
+            _Product(2 * q * q * p, 1, True, (1, 2, 0)),
             own,
             replace(own, work=2 * q * n * n),
             _Product(2 * n * n * p, 1, True, (0, 0, 2)),
             replace(entering, again=True),
             entering,
-            _Product(2 * q * q * p, 1, False, (0.5, 3, 0)),
+            _Product(2 * q * q * p, 1, False, (0.5, 2, 0)),
         ]
 
     @property

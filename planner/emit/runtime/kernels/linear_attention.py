@@ -30,9 +30,8 @@ def linear_attention(q, k, v, decay, beta, scale, chunk):
             return jnp.moveaxis(x, (1, 2), (0, 2 + len(heads)))
 
         def times(text, a, b):
-            """Of two operands in the type of v, summed in float32."""
-            a, b = a.astype(v.dtype), b.astype(v.dtype)
-            return jnp.einsum(text, a, b, preferred_element_type=jnp.float32)
+            """In the type of v, as are the gradients, whose products would else be slow ones."""
+            return jnp.einsum(text, a.astype(v.dtype), b.astype(v.dtype))
 
         queries, keys, new = parts(q * scale, groups), parts(k, groups), parts(v, groups, each)
         total = jnp.cumsum(parts(decay, groups, each).astype(jnp.float32), -1)
@@ -45,20 +44,22 @@ def linear_attention(q, k, v, decay, beta, scale, chunk):
             own = times("zbgdn,zbgrdp->zbgrnp", keys, new * until)
         else:
             share = parts(beta, groups, each).astype(jnp.float32)[..., None]
-            alike = times("zbgcn,zbgdn->zbgcd", keys, keys)[:, :, :, None] * left * share
+            alike = jnp.einsum("zbgcn,zbgdn->zbgcd", keys, keys, preferred_element_type=share.dtype)
+            alike = alike[:, :, :, None] * left * share
             inverse = unit_inverse(jnp.where(at[:, None] > at, alike, 0))
             new = times("zbgrcd,zbgrdp->zbgrcp", inverse, new * share)
             each_keys = keys[:, :, :, None]
             state_keys = times("zbgrcd,zbgrdn->zbgrcn", inverse, each_keys * share * since)
             own = times("zbgrdn,zbgrdp->zbgrnp", each_keys * until, new)
-            turned = times("zbgrdn,zbgrdm->zbgrnm", each_keys * until, state_keys).astype(v.dtype)
+            turned = times("zbgrdn,zbgrdm->zbgrnm", each_keys * until, state_keys)
 
         def step(state, chunk):
             own, turned, whole = chunk
             own = own if turned is None else own - times("bgrnm,bgrmp->bgrnp", turned, state)
-            return state * whole + own, state
+            return state * whole + own, state.astype(v.dtype)
 
-        state, entering = lax.scan(step, own[0] * 0, (own, turned, since[..., -1:, :]), unroll=4)
+        empty = (own[0] * 0).astype(jnp.float32)
+        state, entering = lax.scan(step, empty, (own, turned, since[..., -1:, :]), unroll=4)
         if beta is not None:
             new = new - times("zbgrcn,zbgrnp->zbgrcp", state_keys, entering)
         scores = times("zbgcn,zbgdn->zbgcd", queries, keys)[:, :, :, None] * left
