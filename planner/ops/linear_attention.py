@@ -49,7 +49,7 @@ class _Form:
     values_kept: float = 0.0
 
 
-SUMMED = _Form(0.5, 9, 5, 1.25, 3.1, (0.5, 2), (1, 3.5))
+SUMMED = _Form(0.5, 10.5, 5, 1.25, 3.0, (0.5, 2), (1, 3.5))
 CORRECTED = _Form(26, 15, 9, 3.5, 2.95, (5, 1), (0, 5), levels=2, values_kept=15)
 
 
@@ -67,7 +67,7 @@ class _Product:
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class Sizes:
     """Of a node: samples x heads, heads that share queries and keys, chunks, steps of a chunk,
     features of keys and of values; whether states are corrected."""
 
@@ -80,7 +80,7 @@ class _Sizes:
     delta: bool
 
     @classmethod
-    def of(cls, node: Node, shapes: tuple[tuple[int, ...], ...]) -> _Sizes:
+    def of(cls, node: Node, shapes: tuple[tuple[int, ...], ...]) -> Sizes:
         (b, t, groups, n), (heads, p) = shapes[0], shapes[2][2:]
         steps = min(int(node.attrs["chunk"]), t)  # type: ignore[arg-type]
         delta = len(node.inputs) > 4 and bool(node.inputs[4])
@@ -163,7 +163,7 @@ def _rule(node: Node, graph: Graph) -> Rule:
     sizes = {"g": groups, "r": heads // groups}
     sizes = {f: n for f, n in sizes.items() if f in of_head}
     rule = parse(f"{line} -> {','.join(left)}", shapes, outs, sizes=sizes)
-    return replace(rule, flops=float(_Sizes.of(node, tuple(shapes)).flops))
+    return replace(rule, flops=float(Sizes.of(node, tuple(shapes)).flops))
 
 
 def _text(call: Call) -> str:
@@ -176,7 +176,7 @@ def _text(call: Call) -> str:
 
 
 def _products(dots: Dots) -> tuple[Product, ...]:
-    sizes = _Sizes.of(dots.node, dots.shapes)
+    sizes = Sizes.of(dots.node, dots.shapes)
     part = prod(dots.share.values(), start=Fraction(1))
     groups = part / dots.share.get("r", Fraction(1)) * (sizes.heads // sizes.alike)
     hot = bool(dots.trained)
@@ -191,18 +191,21 @@ def _products(dots: Dots) -> tuple[Product, ...]:
 def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[Passes]:
     """The kernels under each split: one a product, those that pass over scores, values and states,
     and those of the loop, once a chunk or oftener."""
-    sizes = _Sizes.of(pieces.node, tuple(pieces.graph.shapes(pieces.node.inputs)))
+    sizes = Sizes.of(pieces.node, tuple(pieces.graph.shapes(pieces.node.inputs)))
     itemsize = pieces.itemsize(pieces.graph.tensors[pieces.node.inputs[2]].dtype)
     found = []
     for shares in zip(pieces.share("t").tolist(), pieces.share("r").tolist(), strict=True):
-        forward = _kernels(sizes, shares, itemsize)
+        forward = forward_kernels(sizes, shares, itemsize)
         again = tuple(replace(k, often=k.often * sizes.form.backward) for k in forward)
         found.append((forward, again))
     return found
 
 
-def _kernels(sizes: _Sizes, shares: tuple[float, float], itemsize: float) -> tuple[Kernel, ...]:
-    """shares: what part of the heads one device has, and of the groups."""
+def forward_kernels(
+    sizes: Sizes, shares: tuple[float, float], itemsize: float
+) -> tuple[Kernel, ...]:
+    """Kernels of a forward pass; the backward pass is `form.backward` times as many. shares: what
+    part of the heads one device has, and of the groups; itemsize: bytes of a value."""
     form, z = sizes.form, sizes.chunks
     heads = sizes.heads * shares[0]
     once = (
@@ -225,18 +228,22 @@ def _kernels(sizes: _Sizes, shares: tuple[float, float], itemsize: float) -> tup
     return tuple(k for k in kernels if k.often)
 
 
-def _workspace(pieces: Pieces, results: np.ndarray) -> np.ndarray:
+def workspace_bytes(sizes: Sizes, itemsize: float, trained: bool) -> float:
     """Scores and what is made of them, states, and in training what each size of the inverse's
     blocks leaves behind."""
-    sizes = _Sizes.of(pieces.node, tuple(pieces.graph.shapes(pieces.node.inputs)))
     form = sizes.form
-    scores, states = form.kept_trained if pieces.trained else form.kept
-    itemsize = pieces.itemsize(pieces.graph.tensors[pieces.node.inputs[2]].dtype)
+    scores, states = form.kept_trained if trained else form.kept
     whole = scores * sizes.score_bytes + states * sizes.state_bytes
-    if pieces.trained:
+    if trained:
         whole += form.levels * sizes.levels * sizes.score_bytes
         whole += form.values_kept * itemsize * sizes.value_elements
-    return np.asarray(pieces.share("t") * whole)
+    return whole
+
+
+def _workspace(pieces: Pieces, results: np.ndarray) -> np.ndarray:
+    sizes = Sizes.of(pieces.node, tuple(pieces.graph.shapes(pieces.node.inputs)))
+    itemsize = pieces.itemsize(pieces.graph.tensors[pieces.node.inputs[2]].dtype)
+    return np.asarray(pieces.share("t") * workspace_bytes(sizes, itemsize, pieces.trained))
 
 
 register(
