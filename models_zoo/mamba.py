@@ -142,8 +142,8 @@ def mixer(s: Scope, x: str, c: Mamba2, own: Masks | None) -> str:
         step = s.op("Clip", step, s.f32(c.step_least))
     a = s.op("Mul", step, s.op("Neg", s.op("Exp", s.weight("A_log", c.heads, std=0.5))))
     heads = s.op("Reshape", u, s.ints(0, c.seq, c.heads, c.head_dim))
-    values, scan = s.op("Mul", heads, s.op("Unsqueeze", step, s.ints(3))), s.at("scan")
-    y = _chunked(scan, values, a, (b, k), c, own) if own else _operator(scan, values, a, (b, k), c)
+    values = s.op("Mul", heads, s.op("Unsqueeze", step, s.ints(3)))
+    y = scan(s.at("scan"), values, a, (b, k), c, own)
     d = s.op("Unsqueeze", s.weight("D", c.heads, std=0.1, mean=1.0), s.ints(1))
     y = s.op("Reshape", s.op("Add", y, s.op("Mul", heads, d)), s.ints(0, c.seq, c.inner))
     gate = silu(s, part["z"])
@@ -179,8 +179,11 @@ def convolve(s: Scope, x: str, channels: int, taps: int, *, bias: bool, act: boo
     return silu(s, y) if act else y
 
 
-def _operator(s: Scope, x: str, a: str, bk: tuple[str, str], c: Mamba2) -> str:
-    """x [B, S, H, P] (times dt), a [B, S, H], B and C [B, S, groups N] -> y [B, S, H, P]."""
+def scan(s: Scope, x: str, a: str, bk: tuple[str, str], c: Mamba2, own: Masks | None) -> str:
+    """x [B, S, H, P] (times dt), a [B, S, H], B and C [B, S, groups N] -> y [B, S, H, P]; own: of
+    `masks`."""
+    if own:
+        return _chunked(s, x, a, bk, c, own)
     keys, queries = (_repeated(s, t, c) for t in bk)
     y, _ = s.ops(
         2,
@@ -209,7 +212,7 @@ def _repeated(s: Scope, x: str, c: Mamba2) -> str:
 
 
 def _chunked(s: Scope, x: str, a: str, bk: tuple[str, str], c: Mamba2, own: Masks) -> str:
-    """As `_operator`."""
+    """As `scan`."""
     z, q = c.chunks, c.steps
     x = _to_chunks(s, x, (*c.lead, c.head_dim), c)  # [B, heads, z, Q, P]
     a = _to_chunks(s, a, c.lead, c)  # [B, heads, z, Q]

@@ -185,13 +185,19 @@ def piece(write: Any, shapes: dict[str, tuple[int, ...]], out: tuple[int, ...]) 
     return net.model()
 
 
-@given(st.integers(1, 4), st.integers(1, 5), st.sampled_from([1, 3]), st.integers(0, 10**6))
-@settings(max_examples=10, deadline=None)
-def test_the_chunked_state_space_is_the_recurrence(
-    chunks: int, steps: int, groups: int, seed: int
+@given(
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.sampled_from([1, 3]),
+    st.booleans(),
+    st.integers(0, 10**6),
+)
+@settings(max_examples=20, deadline=None)
+def test_the_state_space_is_the_recurrence(
+    chunks: int, steps: int, groups: int, decomposed: bool, seed: int
 ) -> None:
     sizes: dict[str, int] = {"hidden": 6, "heads": 3, "head_dim": 4, "state": 3, "groups": groups}
-    c = mamba.Mamba2(**sizes, seq=chunks * steps, chunk=steps)
+    c = mamba.Mamba2(**sizes, seq=chunks * steps, chunk=steps, decomposed=decomposed)
     b, s, h, p, n = 2, c.seq, c.heads, c.head_dim, c.state
     shared = (b, s, groups * n)
     shapes = {"x": (b, s, h, p), "a": (b, s, h), "b": shared, "k": shared}
