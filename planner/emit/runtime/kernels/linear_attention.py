@@ -35,9 +35,7 @@ def linear_attention(q, k, v, decay, beta, scale, chunk):
 
         queries, keys, new = parts(q * scale, groups), parts(k, groups), parts(v, groups, each)
         total = jnp.cumsum(parts(decay, groups, each).astype(jnp.float32), -1)
-        at = jnp.arange(steps)
-        between = total[..., :, None] - total[..., None, :]
-        left = jnp.exp(jnp.where(at[:, None] >= at, between, -jnp.inf))
+        left = remaining(total)
         since, until = jnp.exp(total)[..., None], jnp.exp(total[..., -1:] - total)[..., None]
         turned = None
         if beta is None:
@@ -46,7 +44,7 @@ def linear_attention(q, k, v, decay, beta, scale, chunk):
             share = parts(beta, groups, each).astype(jnp.float32)[..., None]
             alike = jnp.einsum("zbgcn,zbgdn->zbgcd", keys, keys, preferred_element_type=share.dtype)
             alike = alike[:, :, :, None] * left * share
-            inverse = unit_inverse(jnp.where(at[:, None] > at, alike, 0))
+            inverse = unit_inverse(jnp.tril(alike, -1))
             new = times("zbgrcd,zbgrdp->zbgrcp", inverse, new * share)
             each_keys = keys[:, :, :, None]
             state_keys = times("zbgrcd,zbgrdn->zbgrcn", inverse, each_keys * share * since)
@@ -69,6 +67,13 @@ def linear_attention(q, k, v, decay, beta, scale, chunk):
         return y, state.reshape(state.shape[0], -1, *state.shape[3:]).astype(v.dtype)
 
     return run(q, k, v, decay, beta)
+
+
+def remaining(total):
+    """What is left of step j at step i, exp(total_i - total_j); 0 where i comes before j."""
+    at = jnp.arange(total.shape[-1])
+    between = total[..., :, None] - total[..., None, :]
+    return jnp.exp(jnp.where(at[:, None] >= at, between, -jnp.inf))
 
 
 def unit_inverse(lower):
