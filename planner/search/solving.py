@@ -19,6 +19,7 @@ from planner.errors import PlanError
 from planner.execution.plan import Plan
 from planner.execution.techniques import BESIDE, WAITING
 from planner.machine.topology import Mesh
+from planner.pins.pins import Pins
 from planner.pricing.cost import Cost
 from planner.pricing.frameworks.dispatch import beside
 from planner.pricing.pricer import Pricer
@@ -192,6 +193,12 @@ class Solving(Workspace):
         """The same search of programs that run their blocks in one way, in the time that is
         left."""
         return self._again(blocks=way)
+
+    def under(self, pins: Pins) -> Self:
+        """The same search under other pins, in the time that is left. Nobody watches it."""
+        again = self._again(pins=pins)
+        again.progress = None
+        return again
 
     def _again(self, **changes: Any) -> Self:
         left = self.request.time_limit_s and max(
