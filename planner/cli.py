@@ -19,6 +19,7 @@ from planner.commands.options import exchange, plans, programs, tools
 from planner.errors import PlanError, closest
 from planner.support.command_line import Parser
 from planner.support.gc_pause import seldom_collecting
+from planner.support.model_folder import model_file
 
 INTERRUPTED = 130
 START = """plan spreads a deep-learning model over many devices; it searches here and needs none of them.
@@ -315,6 +316,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(START)
                 return 0
             args = p.read(rest)
+            if getattr(args, "model", None):
+                args.model = model_file(args.model)
             module, _, name = VERBS[verb][0].partition(":")
             with seldom_collecting():
                 code: int = getattr(importlib.import_module(f"planner.commands.{module}"), name)(

@@ -20,10 +20,11 @@ __all__ = ["load", "made_folder", "model_of", "next_steps", "renamed", "stem", "
 
 def stem(source: str) -> str:
     """`llama3-8b-seq4096` of zoo:llama3-8b,seq=4096, so that plans of two sizes lie side by side;
-    `model` of folder/model.onnx."""
+    `model` of folder/model.onnx; `folder` of folder/config.json, as all are called that."""
     if source.startswith("zoo:"):
         return re.sub(r"[^\w.-]", "", source.removeprefix("zoo:").replace(",", "-"))
-    return Path(source).stem
+    path = Path(source)
+    return (path.name == "config.json" and path.parent.name) or path.stem
 
 
 def made_folder(path: str, *, parents: bool = False) -> Path:

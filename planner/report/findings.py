@@ -7,6 +7,7 @@ from costmodels.hardware.units import show_bytes, show_time
 from costmodels.precision import load_recipe
 from planner.graph.findings import Finding, ordered
 from planner.machine.topology import from_json
+from planner.ops.base import operator_of
 from planner.report.baselines import TABLES, WITH_ROOM, pins_for, ties
 from planner.strategy.stages import lockstep
 from planner.strategy.strategy import GIVEN, Strategy
@@ -14,6 +15,16 @@ from planner.support.text import Style, hang, percent, short
 
 DISTINCT = 0.995
 """Share of distinct work above which nothing is done twice, but for what rounding says."""
+
+
+def experts_cut(strategy: Strategy) -> bool:
+    """Whether experts lie on different devices, of which the busiest has more rows than the
+    mean."""
+    return any(
+        axes and operator_of(row["op"]).roles.get(factor) == "expert"
+        for row in strategy.nodes.values()
+        for factor, axes in row["split"].items()
+    )
 
 
 def unsupported(strategy: Strategy) -> list[tuple[str, int, float]]:
@@ -51,14 +62,16 @@ def _work_findings(strategy: Strategy) -> list[Finding]:
     """That devices do the same arithmetic, where they do."""
     c, out = strategy.costs, list[Finding]()
     if c["distinct_work"] < DISTINCT:
-        beside = (
-            ", on padding or on no microbatch (bubbles)" if lockstep(strategy) else " or on padding"
-        )
+        rest = ["done twice", "on padding"]
+        if lockstep(strategy):
+            rest.append("on no microbatch (bubbles)")
+        if experts_cut(strategy):
+            rest.append("what the device of the busiest experts has beyond the mean")
         out.append(
             Finding(
                 "devices",
                 f"devices doing distinct work: {percent(c['distinct_work'])}: the rest of the"
-                f" arithmetic is done twice{beside}",
+                f" arithmetic is {', '.join(rest[:-1])} or {rest[-1]}",
             )
         )
     return out

@@ -12,7 +12,7 @@ from typing import Any
 
 from costmodels.hardware.units import show_bytes
 from planner.report.baselines import ON_DEVICES, TABLES, TIE, WITH_ROOM, baseline_name, ties
-from planner.report.findings import DISTINCT
+from planner.report.findings import DISTINCT, experts_cut
 from planner.report.proof import covered
 from planner.strategy.stages import lockstep
 from planner.strategy.strategy import Strategy
@@ -81,12 +81,12 @@ def beside(s: Strategy) -> str:
         ]
     tied = [ties(own, r) for _, r in rows]
     phrases = [
-        f"{against(own, r)} {n}{_why_slower(s, r)}{', a tie,' if t and not all(tied) else ''}"
+        f"{against(own, r)} {n}{_why_slower(s, r)}{', a tie' if t and not all(tied) else ''}"
         for (n, r), t in zip(rows, tied, strict=True)
     ]
-    return f"{' and '.join(phrases)}{'' if not all(tied) else TIED if len(rows) == 1 else TIES}".removesuffix(  # noqa: E501
-        ","
-    )
+    closed = [f"{phrase}," if ", " in phrase else phrase for phrase in phrases[:-1]]
+    all_tied = "" if not all(tied) else TIED if len(rows) == 1 else TIES
+    return f"{' and '.join([*closed, phrases[-1]])}{all_tied}"
 
 
 def against(own: Mapping[str, Any], other: Mapping[str, Any]) -> str:
@@ -141,11 +141,12 @@ def repeated(s: Strategy) -> str:
     distinct = s.costs["distinct_work"]
     if distinct >= DISTINCT:
         return ""
-    return f"{percent(distinct)} of the work is distinct" + (
-        ", the rest bubbles, padding or done twice"
-        if lockstep(s)
-        else ", the rest padding or done twice"
-    )
+    rest = [
+        *(["bubbles"] if lockstep(s) else []),
+        "padding",
+        *(["the busiest experts' rows"] if experts_cut(s) else []),
+    ]
+    return f"{percent(distinct)} of the work is distinct, the rest {', '.join(rest)} or done twice"
 
 
 def proof(s: Strategy) -> str:

@@ -225,6 +225,7 @@ class SearchDomain:
     def _pinned(self) -> tuple[Mesh, ...]:
         """The meshes of the pins, on the levels that they name."""
         topology, pins = self.request.topology, self.request.pins
+        self._refuse_experts()
         choices = pins.mesh_choices(topology.devices)
         if not pins.levels:
             return self._aligned(choices)
@@ -244,6 +245,17 @@ class SearchDomain:
                 ],
             )
         return found
+
+    def _refuse_experts(self) -> None:
+        """Raises PlanError P023 where experts are to be divided and the model has none."""
+        base, degree = self.base(1), min(self.request.pins.mesh.get("expert", (1,)))
+        roles = base.roles.values() if base is not None else ()
+        if degree > 1 and not any("expert" in by_factor.values() for by_factor in roles):
+            raise PlanError(
+                "P023",
+                f"ep={degree} divides experts, and the model has none",
+                help=[f"tp={degree} or dp={degree} cuts what there is"],
+            )
 
     def _aligned(self, choices: Sequence[dict[str, int]]) -> tuple[Mesh, ...]:
         """Those of several meshes that lie on the links. Raises PlanError P015 where none does."""
@@ -664,8 +676,10 @@ class SearchDomain:
         chunks = int(techniques.get("virtual", 1))
         micro = int(techniques.get("microbatches", 0))
         level = int(techniques.get("zero_stage", 0))
-        if self.most_stages(base) < mesh.stages:
-            return self._too_few(base), []
+        if (most := self.most_stages(base)) < mesh.stages:
+            devices = self.request.topology.devices
+            fewer = next((n for n in range(most, 1, -1) if devices % n == 0), 0)
+            return self._too_few(base), [f"pp={fewer}"] if fewer else []
         divides = bool(self.schedules(mesh))
         if schedule == DUALPIPE and (reason := self._no_dualpipe(mesh)):
             return reason, [f"schedule={SCHEDULES[0]}"]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlanError
+from planner.support.model_folder import model_file
 
 EXPORT = (
     "export it with a cache: optimum-cli export onnx --task text-generation-with-past, or a"
@@ -32,9 +33,9 @@ _LEAD = re.compile(r"^(past_key_values?|past_kv|present_key_values?|past|present
 def with_cache(source: Any) -> Any:
     """A source of models with a cache of keys and values, where it is written here and says nothing
     of one: `zoo:NAME` and `config.json`; any other as it is."""
-    text = str(source)
     if not isinstance(source, str | Path):
         return source
+    text = model_file(str(source))
     if text.startswith("zoo:"):
         import models_zoo
 

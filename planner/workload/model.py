@@ -22,6 +22,7 @@ from planner.graph.rescale import Scaled, same
 from planner.graph.value_digest import value_bytes
 from planner.reader import read_model
 from planner.reader.onnx.file import load
+from planner.support.model_folder import model_file
 from planner.workload.host_tables import with_host_tables
 from planner.workload.routing import Spread, with_routing
 from planner.workload.train_eval_mode import evaluation, mode_notes
@@ -184,6 +185,7 @@ class Model:
             proto = models_zoo.build(text)
             _no_options(text, proto, workload.dims)
             return cls(text, workload, devices, None, proto, written=True)
+        text = model_file(text)
         path = Path(text)
         if ".json" in path.name:
             from models_zoo.hf_config import CACHE, split_config, told, with_lengths

@@ -350,6 +350,22 @@ def test_chunks_that_are_not_tried_are_named_where_they_divide() -> None:
     assert e.value.code == "P068" and e.value.help[0] == "virtual=3"
 
 
+def test_experts_are_divided_of_a_model_that_has_some() -> None:
+    options = {"devices": 2, "batch": 8, "baselines": False}
+    with pytest.raises(PlanError, match="ep=2 divides experts, and the model has none") as e:
+        planner.plan("zoo:gpt-tiny", pins="ep=2", **options)
+    assert e.value.code == "P023" and e.value.help == ("tp=2 or dp=2 cuts what there is",)
+    planner.plan("zoo:gpt-tiny", pins="ep=1,tp=2", **options)
+    planner.plan("zoo:mixtral-tiny", pins="ep=2", **options)
+
+
+def test_too_many_stages_come_with_as_many_as_there_may_be() -> None:
+    with pytest.raises(PlanError, match="the model has 6 repeated blocks") as e:
+        planner.plan("zoo:gpt-tiny,layers=6", devices=8, batch=8, pins="pp=8", baselines=False)
+    assert e.value.code == "P068" and e.value.help[0] == "pp=4"
+    planner.plan("zoo:gpt-tiny,layers=6", devices=8, batch=8, pins="pp=4", baselines=False)
+
+
 def test_a_baseline_that_keeps_the_pins_may_be_the_plan() -> None:
     """Stages, columns and replicas of Megatron's kind keep these pins, and the search, content
     after so many tries, does not come to them by itself."""

@@ -77,6 +77,27 @@ def test_a_faster_baseline_says_why_it_is_not_the_plan(gpt: Strategy) -> None:
     assert "ZeRO-3, which is tight;" in verdict(beside(gpt, 0.5, fit="tight"))
 
 
+def test_two_faster_baselines_are_parted_by_a_comma(gpt: Strategy) -> None:
+    both = beside(gpt, 0.5)
+    both = replace(
+        both,
+        baselines={"megatron": dict(both.baselines["zero3"]), **both.baselines},
+        provenance={**both.provenance, "pins": {"mesh": {"data": 8}}},
+    )
+    assert ", which does not keep the pins, and 2 times as slow as ZeRO-3, which" in verdict(both)
+
+
+def test_rows_of_the_busiest_experts_are_not_called_work_done_twice() -> None:
+    """Nothing is padded or done twice where experts lie on two devices; the busier one has more."""
+    made = planner.plan(
+        "zoo:mixtral-tiny", devices=2, batch=8, pins="ep=2", baselines=False, hardware="h100-sxm"
+    )
+    assert made.costs["distinct_work"] < 0.97
+    said = " ".join(str(f) for f in findings(made))
+    assert "on padding or what the device of the busiest experts has beyond the mean" in said
+    assert "the rest padding, the busiest experts' rows or done twice" in verdict(made)
+
+
 def test_a_plan_that_is_a_baseline_and_one_beside_none(gpt: Strategy) -> None:
     same = beside(gpt, 1.0)
     assert "it is ZeRO-3, and nothing that was searched is faster;" in verdict(

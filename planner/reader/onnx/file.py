@@ -37,16 +37,6 @@ def load(path: str | os.PathLike[str]) -> Any:
     """The ModelProto of an ONNX file. Raises PlanError for anything that is not one."""
     path = Path(path)
     try:
-        if path.is_dir():
-            inside = [f for f in ("model.onnx", "config.json") if (path / f).is_file()]
-            inside = inside or sorted(f.name for f in path.glob("*.onnx"))[:3]
-            raise PlanError(
-                "P101",
-                f"{str(path)!r} is a folder, not an ONNX file",
-                help=[f"give a file in it: {', '.join(str(path / f) for f in inside)}"]
-                if inside
-                else ["an ONNX file, zoo:NAME, or a Hugging Face config.json; there is none in it"],
-            )
         at = path.stat()
         size, mode = at.st_size, at.st_mode
     except FileNotFoundError:
