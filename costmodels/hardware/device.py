@@ -356,13 +356,20 @@ def topology_names() -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in TOPOLOGIES.glob("*.toml")))
 
 
-@cache
 def load_device(name: str) -> Device:
-    """A shipped device by name or alias (in any case), or a device file by path. Raises DeviceError
-    with the file and the key."""
+    """A shipped device by name or alias (in any case), or a device file by path, which is read
+    anew. Raises DeviceError with the file and the key."""
     lower = name.lower()
     shipped = lower if lower in device_names() else aliases().get(lower, "")
-    path = DEVICES / f"{shipped}.toml" if shipped else Path(name)
+    return _shipped(shipped) if shipped else _of_file(Path(name), name)
+
+
+@cache
+def _shipped(name: str) -> Device:
+    return replace(_of_file(DEVICES / f"{name}.toml", name), file="")
+
+
+def _of_file(path: Path, name: str) -> Device:
     try:
         data = read_toml(path)
     except OSError as e:
@@ -373,7 +380,7 @@ def load_device(name: str) -> Device:
         ) from e
     except ValueError as e:
         raise DeviceError(f"{path}: {e}") from e
-    return replace(from_table(data, str(path)), file="" if shipped else str(path.resolve()))
+    return replace(from_table(data, str(path)), file=str(path.resolve()))
 
 
 def from_table(data: Mapping[str, Any], where: str) -> Device:

@@ -339,6 +339,8 @@ def device(name: str) -> Device:
             if name in topology_names()
             else did_you_mean(name.lower(), [*names, *aliases()])
         )
+        if "+" in name:
+            near = "several kinds of device: COUNTxDEVICE joined by +, 8xh100-sxm+8xa100-80gb"
         own = "any other device is a file of ten lines, --hardware mine.toml (docs/hardware.md)"
         help = [
             h

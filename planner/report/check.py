@@ -234,7 +234,8 @@ def as_json(report: Report) -> str:
     """Plain data."""
 
     def figure(v: float | None) -> float | None:
-        return None if v is None else round_figures(v)
+        """Seconds and shares are rounded as in strategies, bytes and FLOPs are whole."""
+        return v if v is None or float(v).is_integer() else round_figures(v)
 
     rows = {
         r.what: {

@@ -19,10 +19,13 @@ def quantity(value: float, unit: str) -> str:
 
 
 def change(figure: Figure) -> str:
-    """`+3.2 %`, "new" from zero, "" when equal."""
+    """`+3.2 %`, "new" from zero, "" when equal; of less than a digit shows, that digit."""
     if figure.change == 0:
         return ""
-    return "new" if figure.change == float("inf") else f"{100 * figure.change:+.1f} %"
+    if figure.change == float("inf"):
+        return "new"
+    moved = 100 * figure.change
+    return f"{moved:+.1f} %" if abs(moved) >= 0.05 else f"{moved:+.1g} %"
 
 
 def render(d: Diff, width: int = 100, colour: bool = False) -> str:

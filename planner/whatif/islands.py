@@ -334,10 +334,10 @@ def _best_alone(model: Model, request: Request) -> tuple[Request, SearchResult] 
     topology, found = request.topology, []
     for device, _ in topology.groups:
         n = sum(k for d, k in topology.groups if d.source == device.source)
-        one = replace(request, topology=_only(topology, device.source, n), baselines=True)
-        room = capacity(one.topology.device, n, request.capacity.reserve)
-        one = replace(one, capacity=room)
         try:
+            alone = _only(topology, device.source, n)
+            room = capacity(alone.device, n, request.capacity.reserve)
+            one = replace(request, topology=alone, capacity=room, baselines=True)
             result: Any = Search(model, one).run(how_close=False)
         except PlanError:
             continue

@@ -408,7 +408,6 @@ def test_plans_made_with_a_file_know_it_again(
     anew = ["explain", str(plan), "/layers.0/linear/MatMul_output_0", "--model", "zoo:mlp"]
     assert main(anew) == 0
     path.unlink()
-    load_device.cache_clear()
     assert main(anew) == 2
     assert "mine.toml" in capsys.readouterr().err
 

@@ -11,6 +11,7 @@ import re
 import tomllib
 from fractions import Fraction
 from itertools import pairwise, permutations, product
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -756,11 +757,28 @@ def test_what_a_device_file_may_leave_out() -> None:
     ) == ("", 0.0, (), None, None)
 
 
+def test_a_file_that_was_edited_is_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one process, as in a notebook; so is another folder's file of the same name."""
+    text = (DEVICES / "a100-80gb.toml").read_text()
+    monkeypatch.chdir(tmp_path)
+    path = Path("mine.toml")
+    path.write_text(text)
+    assert load_device("mine.toml").outer.bandwidth_bytes_per_s == 25e9
+    path.write_text(text.replace('bandwidth = "25 GB/s"', 'bandwidth = "50 GB/s"'))
+    assert load_device("mine.toml").outer.bandwidth_bytes_per_s == 50e9
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    path.write_text(text)
+    assert load_device("mine.toml").outer.bandwidth_bytes_per_s == 25e9
+    assert load_device("a100") is load_device("A100-80GB")
+
+
 def test_files_that_are_not_device_files(tmp_path) -> None:
     for content in (b"", b"name = ", b"\xff\xfe\x00", b"name = 'x'"):
         path = tmp_path / "x.toml"
         path.write_bytes(content)
-        load_device.cache_clear()
         with pytest.raises(DeviceError, match=r"x\.toml"):
             load_device(str(path))
     for name in ("h1000", "", ".", "../../etc"):

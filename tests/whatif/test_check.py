@@ -37,6 +37,20 @@ def strategy(baseline: Path) -> Strategy:
     return Strategy.load(baseline)
 
 
+def test_json_has_bytes_and_flops_whole(
+    strategy: Strategy, baseline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the table prints them, and as the baseline has them."""
+    assert main(["check", SPEC, "--against", str(baseline), "--format", "json"]) == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    for what, key in (
+        ("memory", "memory_per_device_bytes"),
+        ("FLOPs per device", "flops_per_device"),
+    ):
+        row = figures[what]
+        assert row["repriced"] == row["best"] == row["recorded"] == strategy.costs[key]
+
+
 def test_nothing_changed(strategy: Strategy) -> None:
     report = check(strategy, SPEC)
     assert report.ok and report.causes == () and report.verdict == "nothing changed"

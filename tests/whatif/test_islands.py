@@ -129,6 +129,15 @@ def test_where_one_kind_is_faster_alone_it_is_planned_alone() -> None:
         assert any("the others are left out" in f["text"] for f in plan.findings)
 
 
+def test_a_kind_whose_devices_fill_no_nodes_alone_is_left_out_of_what_is_compared() -> None:
+    """Nine of eight to a node are no machine by themselves; islands of one device are."""
+    plan = planner.plan(
+        "zoo:gpt2-small,layers=2", hardware="9xh100-sxm+8xa100-80gb", batch=272, baselines=False
+    )
+    assert plan.topology["devices"] in (17, 8)
+    assert any("9 x h100-sxm alone" not in f["text"] for f in plan.findings)
+
+
 @pytest.mark.slow
 def test_groups_of_unlike_sizes_are_several_islands() -> None:
     plan = planner.plan(MODEL, hardware="16xh100-sxm+8xa100-80gb", batch=768, baselines=False)
