@@ -17,6 +17,7 @@ from typing import Any
 from costmodels.hardware.intake import read_text
 from planner.errors import PlanError
 from planner.interop.arguments import GIVEN, SUFFIXES, Unset, read_script, scalar, shown
+from planner.interop.deepspeed import with_deepspeed
 from planner.interop.python_config import PythonFile
 
 DEEPEST = 4
@@ -75,7 +76,7 @@ def read_keys(
         ]
     else:
         table = load(file)
-    return Keys(_overridden(table, given)), notes
+    return Keys(_overridden(with_deepspeed(table, file, load), given)), notes
 
 
 def _with_files(script: Path, table: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -184,6 +185,7 @@ class Keys:
         self.layers = layers
         self._values: dict[str, list[tuple[str, Any]]] = {}
         self._read: set[str] = set()
+        self._read_at: set[str] = set()
         for where, value in _leaves(table, "", 0):
             self._values.setdefault(plain(where.rpartition(".")[2]), []).append((where, value))
 
@@ -213,6 +215,15 @@ class Keys:
                 help=["leave one of them"],
             )
         return values[0][1] if values else None
+
+    def at(self, place: str) -> Any:
+        """Value of the key at a place, where others have its last name, too: `optim.name`; None
+        where there is none."""
+        for where, value in self._values.get(place.rpartition(".")[2], ()):
+            if f".{where}".endswith(f".{place}"):
+                self._read_at.add(where)
+                return value
+        return None
 
     def whole(self, default: int, *names: str, least: int = 1) -> int:
         """A whole number. Raises PlanError P191."""
@@ -284,6 +295,7 @@ class Keys:
             for name, entries in self._values.items()
             if name not in self._read
             for where, _ in entries
+            if where not in self._read_at
         )
 
 

@@ -10,7 +10,9 @@ arguments of the Trainer, as JSON; accelerate's configuration as YAML, which has
     fsdp_config.reshard_after_forward
     parallelism_config_tp_size, ..., fsdp_reshard_after_forward,           the same in accelerate's
     fsdp_activation_checkpointing, fsdp_sharding_strategy (FSDP 1),        file; DeepSpeed's
-    zero_stage                                                             stage
+    zero_stage                                                             stage, whose own keys
+                                                                           planner.interop.deepspeed
+                                                                           has in these words
 
 The styles are read from the layouts of the plan that is priced last: a weight whose cut dim is
 summed over is rowwise, one whose cut dim its result has colwise. A file is priced under its styles:
@@ -217,8 +219,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     elif shard == 1 and not (cp > 1 and fsdp):
         zero = 0
     copies = replicate if zero and kind != "deepspeed" else 1
-    rows = _rows(keys)
-    microbatches = keys.whole(1, "gradient_accumulation_steps")
+    rows, microbatches = _rows(keys, data)
     recompute = keys.flag(False, "gradient_checkpointing", "fsdp_activation_checkpointing")
     offloads = ("fsdp_offload_params", "offload_optimizer_device", "offload_param_device")
     notes += [
@@ -273,16 +274,33 @@ def _sizes(
     return replicate, shard, cp, tp
 
 
-def _rows(keys: Keys) -> int:
-    """Rows of a device. Raises PlanError P191 where accelerate's file is alone: it has none."""
+def _rows(keys: Keys, replicas: int) -> tuple[int, int]:
+    """(rows of a device, microbatches). Raises PlanError P191 where accelerate's file is alone and
+    has none, or where they do not make the batch that DeepSpeed's says."""
+    batch = keys.whole(0, "train_batch_size")
+    rows = keys.whole(0, "per_device_train_batch_size")
+    microbatches = keys.whole(0, "gradient_accumulation_steps")
     accelerate = any(k == "distributed_type" or k.startswith("parallelism_") for k in keys.names())
-    if accelerate and "per_device_train_batch_size" not in keys:
+    if batch and rows:
+        microbatches = microbatches or batch // (rows * replicas)
+    elif batch:
+        microbatches = microbatches or 1
+        rows = batch // (microbatches * replicas)
+    elif accelerate and not rows:
         raise PlanError(
             "P191",
             "per_device_train_batch_size is missing: rows are the program's, not accelerate's",
             help=["per_device_train_batch_size=N behind the file"],
         )
-    return keys.whole(8, "per_device_train_batch_size")
+    rows, microbatches = rows or 8, microbatches or 1
+    if batch and rows * microbatches * replicas != batch:
+        raise PlanError(
+            "P191",
+            f"train_batch_size {batch} is not {rows} rows x {microbatches} microbatches x"
+            f" {replicas} devices",
+            help=["--devices as many as the configuration runs on"],
+        )
+    return rows, microbatches
 
 
 def _zero_stage(keys: Keys) -> int:

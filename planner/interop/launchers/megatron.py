@@ -1,5 +1,6 @@
 """Megatron-LM: its command line, in launch scripts and lists of arguments, the same keys with
-underscores in `--yaml-cfg` files, and Megatron-Bridge's recipes, whose attributes they are.
+underscores in `--yaml-cfg` files and NeMo's, and Megatron-Bridge's recipes, whose attributes they
+are.
 
     tensor_model_parallel_size, context_parallel_size, pipeline_model_parallel_size    tensor,
         sequence, stage
@@ -80,6 +81,10 @@ CHUNKS = ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeli
 CHUNK_LAYERS = "num_layers_per_virtual_pipeline_stage"
 STAGE_KEYS = (*CHUNKS, CHUNK_LAYERS, *ENDS, LAYOUT)
 """How layers lie on pipeline stages."""
+RECOMPUTE = ("recompute", "activations_checkpoint")
+"""What keys of recompute begin with: Megatron's, and NeMo's YAML's."""
+DISTRIBUTED = ("distributed_fused_adam", "mcore_distributed_optim")
+"""NeMo's optimizers whose state is cut over the replicas."""
 PADDED = 128
 """make_vocab_size_divisible_by where a file does not say it."""
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
@@ -343,7 +348,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         recompute=_recompute(keys, notes),
         schedule=INTERLEAVED if virtual > 1 else "1f1b" if pp > 1 else "",
         positions=keys.flag(False, "sequence_parallel") and tp > 1,
-        length=keys.whole(0, "seq_length"),
+        length=keys.whole(0, "seq_length", "encoder_seq_length"),
         virtual_stages=virtual,
         precision=precisions.read(NAME, keys, notes),
     )
@@ -447,7 +452,9 @@ def _zero_stage(keys: Keys, stages: int, notes: list[str]) -> int:
             f"data_parallel_sharding_strategy = {sharding!r}",
             help=[f"one of {', '.join(known)}"],
         )
-    zero = max(int(keys.flag(False, "use_distributed_optimizer")), known[sharding] if fsdp else 0)
+    distributed = keys.flag(False, "use_distributed_optimizer")
+    distributed |= keys.at("optim.name") in DISTRIBUTED  # NeMo
+    zero = max(int(distributed), known[sharding] if fsdp else 0)
     if keys.flag(False, "use_torch_fsdp2"):
         zero = 2 if keys.flag(False, "torch_fsdp2_no_reshard_after_forward") else 3
     if known[sharding] and not fsdp:
@@ -478,16 +485,17 @@ def _refused(s: Settings) -> str:
 
 
 def _recompute(keys: Keys, notes: list[str]) -> str:
-    word = keys.word("", "recompute_granularity")
+    word = keys.word("", *(f"{name}_granularity" for name in RECOMPUTE))
     if not word and keys.flag(False, "recompute_activations"):
         word = "selective"
     if word not in ("", "full", "selective"):
         raise PlanError(
             "P191", f"recompute_granularity = {word!r}", help=["full, selective or null"]
         )
-    if word == "full" and keys.word("uniform", "recompute_method") == "block":
+    method = keys.word("uniform", *(f"{name}_method" for name in RECOMPUTE))
+    if word == "full" and method == "block":
         notes.append("recompute_method block is priced as recompute of every block")
-    keys.get("recompute_num_layers")
+    keys.get(*(f"{name}_num_layers" for name in RECOMPUTE))
     modules = _listed(keys.get("recompute_modules"))
     shown = {
         NORMS: True,
