@@ -24,6 +24,7 @@ import numpy as np
 from planner.errors import PlanError, did_you_mean
 from planner.graph.findings import Finding
 from planner.graph.ir import AttrValue, Graph, Node, Tensor
+from planner.ops.base import OPERATORS
 from planner.ops.lookup import gradient_tensors
 from planner.ops.loss import LOSSES, USER_LOSS
 from planner.workload.user_loss import is_user_loss, read_user_loss
@@ -92,7 +93,7 @@ def add_loss(
         raise PlanError(
             "P033",
             f"output {source.name!r} is {source.dtype}: a loss needs a float output",
-            help=["--logits NAME"],
+            help=["--logits NAME"] if len(graph.outputs) > 1 else ["--workload infer"],
         )
     made = _Loss(graph, source)
     if is_user_loss(loss):
@@ -461,9 +462,11 @@ def _live_part(node: Node, wanted: set[str], graph: Graph) -> tuple[Node, ...]:
 
 def _checked(graph: Graph) -> Graph:
     if not graph.trainable:
+        unknown = dict.fromkeys(node.op for node in graph.nodes if node.op not in OPERATORS)
         raise PlanError(
             "P034",
             "nothing in this graph is trainable",
+            detail=[f"{op} has no rule: what it reads gets no gradient" for op in unknown][:3],
             help=["--trainable 'GLOB' names parameters to train", "--workload infer"],
         )
     open_ended = [node for node in graph.nodes if node.op == "While"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from planner.api import plan
 from planner.emit.from_strategy import program
@@ -476,3 +477,19 @@ def test_a_file_is_read_and_not_run(tmp_path: Path) -> None:
 def test_a_function_without_the_batch_is_told_when_it_runs(smooth: str) -> None:
     with pytest.raises(ValueError, match="one value a sample"):
         computed(language(smooth.replace(":smooth", ":scalar")))
+
+
+def test_an_operator_without_a_rule_is_named_where_nothing_trains_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    value = helper.make_tensor("w", TensorProto.FLOAT, [4, 2], [0.5] * 8)
+    graph = helper.make_graph(
+        [helper.make_node("Fancy", ["x", "w"], ["y"], domain="my.domain")],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 2])],
+        [value],
+    )
+    onnx.save(helper.make_model(graph), path)
+    with pytest.raises(PlanError, match="P034") as e:
+        plan(path, devices=1)
+    assert "my.domain::Fancy has no rule: what it reads gets no gradient" in str(e.value)
