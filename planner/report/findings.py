@@ -7,7 +7,6 @@ from costmodels.hardware.units import show_bytes, show_time
 from costmodels.precision import load_recipe
 from planner.graph.findings import Finding, ordered
 from planner.machine.topology import from_json
-from planner.ops.base import operator_of
 from planner.report.baselines import TABLES, WITH_ROOM, pins_for, ties
 from planner.strategy.stages import lockstep
 from planner.strategy.strategy import GIVEN, Strategy
@@ -20,6 +19,10 @@ DISTINCT = 0.995
 def experts_cut(strategy: Strategy) -> bool:
     """Whether experts lie on different devices, of which the busiest has more rows than the
     mean."""
+    if not any(text.startswith("experts: ") for text in strategy.assumptions):
+        return False  # as planner.ops.expert_load says of a graph: nothing is loaded to look closer
+    from planner.ops.base import operator_of
+
     return any(
         axes and operator_of(row["op"]).roles.get(factor) == "expert"
         for row in strategy.nodes.values()
