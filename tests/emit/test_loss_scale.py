@@ -155,6 +155,7 @@ def main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_its_scale(
     main: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

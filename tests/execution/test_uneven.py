@@ -437,6 +437,7 @@ def test_frameworks_that_deal_blocks_get_no_cut_stages() -> None:
     assert e.value.code == "P068"
 
 
+@pytest.mark.slow
 def test_a_stage_of_two_places_next_to_one_of_one() -> None:
     """The wide stage's places share each tick's microbatches and add up gradients: loss, gradients,
     bytes, FLOPs and arguments. The report says who has what."""

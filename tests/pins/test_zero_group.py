@@ -56,6 +56,7 @@ def plan(pins: str, **options: object) -> Strategy:
     )  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_programs_reduce_inside_a_group_and_sum_what_is_left_between_groups() -> None:
     strategy = plan("dp=8,zero=3,zero_group=4,micro=1")
     assert (

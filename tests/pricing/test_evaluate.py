@@ -183,7 +183,10 @@ def test_bound_above_the_price_by_rounding_is_the_price():
     assert compose(model, request, found, {}, ()).solver["gap"] is None
 
 
-@pytest.mark.parametrize(("zero", "recompute", "micro"), [(1, "none", 1), (2, "block", 2)])
+@pytest.mark.parametrize(
+    ("zero", "recompute", "micro"),
+    [pytest.param(1, "none", 1, marks=pytest.mark.slow), (2, "block", 2)],
+)
 def test_predicted_peak_is_the_compiler_s(zero, recompute, micro):
     """A GPT whose blocks and vocabulary both matter, 8 devices, data parallel: within 10 %, without
     the allowance for fragmentation."""

@@ -134,8 +134,17 @@ FORMS = (
 
 
 @given(st.sampled_from(FORMS), st.sampled_from(sorted(TYPES)), st.booleans(), st.integers(0, 1))
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 def test_a_type_is_planned_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, form: str, name: str, training: bool, first: int
+) -> None:
+    planned_or_refused(tmp_path_factory.mktemp("types"), form, TYPES[name], training, first)
+
+
+@pytest.mark.slow
+@given(st.sampled_from(FORMS), st.sampled_from(sorted(TYPES)), st.booleans(), st.integers(0, 1))
+@settings(max_examples=60, derandomize=True)
+def test_more_types_are_planned_or_refused(
     tmp_path_factory: pytest.TempPathFactory, form: str, name: str, training: bool, first: int
 ) -> None:
     planned_or_refused(tmp_path_factory.mktemp("types"), form, TYPES[name], training, first)

@@ -58,7 +58,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[pytest.mark.slow] * (c == "names")) for c in CASES]
+)
 def test_meshes_put_aside_change_neither_the_plan_nor_what_is_proven(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

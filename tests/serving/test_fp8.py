@@ -180,7 +180,9 @@ def test_experts_multiply_rounded_rows(
     how = (lambda g, u: jax.nn.silu(g) * u, *forms, 32, 3)
     run = grouped_experts.grouped_results if way == "one kernel" else experts.expert_results
     more = (True,) if way == "one kernel" else ()
-    found = run(how, x, jnp.asarray(ids), share, (*kept, *biases, *by), *more)
+    found = jax.jit(lambda *v: run(how, *v, *more))(
+        x, jnp.asarray(ids), share, (*kept, *biases, *by)
+    )
 
     def rows(v: np.ndarray) -> np.ndarray:
         scale = np.abs(v).max(-1, keepdims=True) / 448

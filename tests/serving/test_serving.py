@@ -139,13 +139,14 @@ def on_mesh(
     label: str = "tp",
     prefill_tokens: int = 8192,
 ) -> Serving:
-    """A plan of one mesh, the one by hand or (label "") another, where there is one."""
+    """A plan of one mesh, the one by hand or (label "") another, where there is one; what is not of
+    the mesh is that of a plan for one device."""
     made = serve(
         source,
         prompt=8,
         generate=6,
         concurrency=4,
-        devices=8,
+        devices=1,
         quantize=quantize,
         prefill_tokens=prefill_tokens,
     )

@@ -136,9 +136,8 @@ def test_the_fewest_devices_for_a_rate(tmp_path: Path) -> None:
     assert Serving.load(tmp_path / "p.json").to_json() == made.to_json()
 
 
-@pytest.mark.parametrize(
-    ("quantize", "gib"), [("none", 3), pytest.param("int8", 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("quantize", "gib"), [("none", 3), ("int8", 2)])
 def test_sequences_that_fit_nowhere_are_not_searched(
     quantize: str, gib: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,8 @@ def tokens_of_caches(made: Serving) -> set[int]:
     }
 
 
-@pytest.mark.parametrize("window", [6, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 11))])
+@pytest.mark.slow  # test_a_config_is_served_as_it_is has another
+@pytest.mark.parametrize("window", [3, 6, 11])
 def test_a_window_generates_what_onnxruntime_does(window: int, tmp_path: Path) -> None:
     """Windows below the prompt's 8 tokens and above; every second layer sees all. Heads cut over
     four devices, one prompt shorter than the others."""

@@ -125,6 +125,7 @@ def test_the_first_plan_that_fits_is_taken_and_what_was_said_is_kept(
     assert planner.Strategy.load("c.json").to_json() == kept.to_json()
 
 
+@pytest.mark.slow
 def test_a_recalled_search_chooses_as_a_new_one(
     compiler: Callable[[Peak], list[planner.Strategy]],
 ) -> None:

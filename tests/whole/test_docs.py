@@ -100,10 +100,10 @@ def folder(tmp_path):
     return tmp_path
 
 
-LONG = ("tuning.md", "tutorial.md")
-"""Pages whose sessions take half a minute and more each, in `make slow`; on every change the same
-commands are typed in README's walk (tests/whole/test_docs_walk.py) and in tests/interop/test_tune.py,
-tests/whatif/test_check.py and tests/report/test_terminal.py."""
+LONG = ("tuning.md", "tutorial.md", "experts.md")
+"""Pages whose sessions take ten seconds to half a minute each, in `make slow`; on every change the
+same commands are typed in README's walk (tests/whole/test_docs_walk.py) and in
+tests/interop/test_tune.py, tests/whatif/test_check.py and tests/ops/test_expert_capacity.py."""
 
 
 @pytest.mark.parametrize(
