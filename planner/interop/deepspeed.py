@@ -43,6 +43,12 @@ NESTED = {
 }
 
 
+def in_words(given: Mapping[str, str]) -> dict[str, str]:
+    """Values that go behind a file, `zero_optimization.stage=2`, by accelerate's words for them."""
+    words = DIRECT | {".".join(path): other for path, other in NESTED.items()}
+    return {words.get(name, name): value for name, value in given.items()}
+
+
 def with_deepspeed(
     table: Mapping[str, Any], file: Path, load: Callable[[Path], Mapping[str, Any]]
 ) -> dict[str, Any]:

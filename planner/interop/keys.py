@@ -17,7 +17,7 @@ from typing import Any
 from costmodels.hardware.intake import read_text
 from planner.errors import PlanError
 from planner.interop.arguments import GIVEN, SUFFIXES, Unset, read_script, scalar, shown
-from planner.interop.deepspeed import with_deepspeed
+from planner.interop.deepspeed import in_words, with_deepspeed
 from planner.interop.python_config import PythonFile
 
 DEEPEST = 4
@@ -76,7 +76,7 @@ def read_keys(
         ]
     else:
         table = load(file)
-    return Keys(_overridden(with_deepspeed(table, file, load), given)), notes
+    return Keys(_overridden(with_deepspeed(table, file, load), in_words(given))), notes
 
 
 def _with_files(script: Path, table: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

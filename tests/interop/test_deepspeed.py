@@ -67,6 +67,13 @@ def test_sizes_that_contradict_each_other_and_rows_that_nobody_says(tmp_path: Pa
     assert read(tmp_path, auto, "per_device_train_batch_size=1").settings.batch == 32
 
 
+def test_values_behind_the_file_may_be_in_its_own_words(tmp_path: Path) -> None:
+    s = read(
+        tmp_path, STAGE_3, "train_micro_batch_size_per_gpu=4", "zero_optimization.stage=1"
+    ).settings
+    assert (s.batch, s.zero_stage) == (128, 1)
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_file_that_names_it_or_holds_it_has_its_stage(tmp_path: Path, inside: bool) -> None:
     """TrainingArguments, or a section of them."""
