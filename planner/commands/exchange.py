@@ -47,7 +47,7 @@ def export(args: argparse.Namespace) -> int:
     with console.live(True, "pricing what is rounded"):
         made = hand_over(strategy, source, to, Path(args.output or "").suffix)
     try:
-        refuse_dear(made, to, str(source))
+        refuse_dear(made, to, strategy, str(source))
     except PlanError:
         console.say(cost_of(made))
         raise

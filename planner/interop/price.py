@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from planner.ops import operator_of
 from planner.pins.launcher_space import SPACES, choose_launcher
 from planner.pricing.frameworks.selective import modules
 from planner.pricing.frameworks.stages import work_outside
+from planner.report.commands import options_of
 from planner.search.request import Progress, Request
 from planner.search.search import Search
 from planner.strategy.strategy import Strategy
@@ -83,7 +85,7 @@ def facts_of(model: str, topology: Topology, base: GraphFacts) -> Facts:
     return Facts(model, topology, blocks, beside, outside, modules(base.graph), each)
 
 
-def refuse_dear(made: Handover, to: str, source: str) -> None:
+def refuse_dear(made: Handover, to: str, strategy: Strategy, source: str) -> None:
     """Raises PlanError P194 where what a launcher can say of a plan takes over a twentieth longer,
     or does not fit where the plan does, or has no price."""
     planned, last = made.rows[0].cost, made.rows[-1].cost
@@ -100,12 +102,13 @@ def refuse_dear(made: Handover, to: str, source: str) -> None:
         why = f"what {to} can say of this plan takes {100 * slower:.1f} % longer"
     else:
         return
+    again = " ".join(["plan", quote(source), *options_of(strategy), "--for", to])
     raise PlanError(
         "P194",
         why,
         detail=[row.reason for row in made.rows[2:]],
         help=[
-            f"plan {source} ... --for {to} finds the best plan that {to} can say"
+            f"{again} finds the best plan that {to} can say"
             if to in SPACES
             else f"plan again with pins that {to} can say: what was rounded is above"
         ],
