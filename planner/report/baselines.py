@@ -21,6 +21,8 @@ WITH_ROOM = "with_room"
 ON_DEVICES = "on_devices"
 """The best plan with nothing in the host's memory, beside one that has something there because that
 is faster (planner.search.canonical_form.ON_DEVICES)."""
+UNCUT = "replicated"
+"""The axis of devices that all do the same (planner.analysis.axis_roles)."""
 AXES = {"model": "tensor", STAGE: "pipeline"}
 """What people who know Megatron call an axis."""
 
@@ -39,6 +41,8 @@ def baseline_name(key: str, row: Mapping[str, Any]) -> str:
     }.get(key, key)
     if key == "megatron":
         name = " x ".join(f"{AXES.get(a, a)} {n}" for a, n in reversed(list(mesh.items())))
+    elif key == "data_parallel" and UNCUT in mesh:
+        name = "all rows on every device"  # too few of them to be divided: nothing is parallel
     return name + (f" + ZeRO-{row['zero_stage']}" if row["zero_stage"] and key != "zero3" else "")
 
 

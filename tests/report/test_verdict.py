@@ -354,3 +354,12 @@ def test_a_plan_that_was_imported_is_not_recommended(gpt: Strategy) -> None:
     said = verdict(given)
     assert said.startswith("As configured: ") and said.endswith("no other plan was looked for")
     assert verdict(gpt).startswith("Run this: ")
+
+
+def test_what_cuts_no_rows_is_not_called_data_parallel() -> None:
+    """Seven rows on eight devices: each of them would run all."""
+    made = planner.plan("zoo:gpt-tiny", devices=8, batch=7, hardware="h100-sxm")
+    assert made.baselines["data_parallel"]["mesh"] == {"replicated": 8}
+    assert "data parallel" not in str(made) and "all rows on every device" in str(made)
+    cut = planner.plan("zoo:gpt-tiny", devices=8, batch=8, hardware="h100-sxm")
+    assert "data parallel" in str(cut)
