@@ -117,6 +117,16 @@ def test_chunks_wait_in_a_ring_of_the_size_that_is_priced(
         )  # where passes of pieces that do not exist write
 
 
+@pytest.mark.slow
+def test_norms_of_a_constant_scale_run_in_stages() -> None:
+    """What a stage keeps between its passes varies over the stages, constants too."""
+    source = "zoo:hybrid-tiny,layers=8"
+    report = worker.verify(plan(source, "pp=2,dp=2,tp=2,micro=4"), source)
+    assert report.ok, report.text()
+    assert report.numbers is not None and report.numbers.gradients is not None
+    assert report.numbers.gradients < 1e-5
+
+
 @pytest.mark.parametrize(
     ("source", "pins"),
     [

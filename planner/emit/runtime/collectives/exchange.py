@@ -95,7 +95,8 @@ def lean(function):
     its backward pass begins with its operands.
 
     Repeated blocks under lax.scan are held to this; where both passes stand in one computation, the
-    compiler chooses.
+    compiler chooses. Operands vary alike: a constant that a stage keeps between its passes would
+    vary over the stages in the backward pass alone.
     """
 
     @jax.custom_vjp
@@ -106,7 +107,7 @@ def lean(function):
         lambda *operands: (function(*operands), operands),
         lambda operands, g: jax.vjp(function, *operands)[1](g),
     )
-    return run
+    return lambda *operands: run(*alike(operands))
 
 
 def at_once(function):
@@ -234,9 +235,25 @@ def zeros_like_piece(x, axes, dim):
 
 def spread(x, *beside):
     """x with the mesh type of a result made of all of them."""
-    axes = frozenset().union(*(jax.typeof(b).manual_axis_type.varying for b in beside))
-    missing = tuple(sorted(axes - jax.typeof(x).manual_axis_type.varying))
-    return lax.pcast(x, missing, to="varying") if missing else x
+    return vary(x, varied_over(beside))
+
+
+def alike(values):
+    """The same values, all varying over every mesh axis that any of them varies over."""
+    axes = varied_over(values)
+    return jax.tree.map(lambda v: vary(v, axes), values)
+
+
+def varied_over(values):
+    """The mesh axes that any of the values varies over."""
+    types = (jax.typeof(v).manual_axis_type for v in jax.tree.leaves(values))
+    return frozenset().union(*(each.varying for each in types))
+
+
+def vary(v, axes):
+    """A value as one that varies over the axes."""
+    missing = tuple(sorted(axes - jax.typeof(v).manual_axis_type.varying))
+    return lax.pcast(v, missing, to="varying") if missing else v
 
 
 def pass_on(values, axes, step=1):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from planner.emit.runtime.kernels.experts import alike
+from planner.emit.runtime.collectives.exchange import alike
 
 
 def experts_with_places(x, index, share, stacks, pieces, joint, sizes, how):

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from planner.emit.runtime.collectives.exchange import after
+from planner.emit.runtime.collectives.exchange import after, alike, vary
 from planner.emit.runtime.kernels.float8 import in_rows8, rows8
 from planner.emit.runtime.kernels.grouped_experts import (
     grouped_gradients,
@@ -143,20 +143,6 @@ def sent_rows(there, rows, stacks):
         return there(rows)
     short, scale = in_rows8(rows)
     return (there(short).astype(jnp.float32) * there(scale)).astype(rows.dtype)
-
-
-def alike(values):
-    """The same values, all varying over every mesh axis that any of them varies over."""
-    axes = frozenset().union(
-        *(jax.typeof(v).manual_axis_type.varying for v in jax.tree.leaves(values))
-    )
-    return jax.tree.map(lambda v: vary(v, axes), values)
-
-
-def vary(v, axes):
-    """A value as one that varies over the axes."""
-    missing = tuple(sorted(axes - jax.typeof(v).manual_axis_type.varying))
-    return lax.pcast(v, missing, to="varying") if missing else v
 
 
 def nothing(v, dtype=None):

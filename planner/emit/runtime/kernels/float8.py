@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from planner.emit.runtime.collectives.exchange import alike
+
 VALUES, CHANGES = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 
@@ -51,7 +53,7 @@ def dot8(x, w, transposed=False):
         return dx.astype(x.dtype), dw.astype(w.dtype)
 
     product.defvjp(forward, backward)
-    return product(*varying_alike(x, w))
+    return product(*alike((x, w)))
 
 
 def scale8(x, dtype):
@@ -88,14 +90,3 @@ def in_rows8(x):
     largest = jnp.max(jnp.abs(x), -1, keepdims=True).astype(jnp.float32)
     scale = jnp.where(largest == 0, 1.0, largest / float(jnp.finfo(VALUES).max))
     return in_float8(x, scale, VALUES), scale
-
-
-def varying_alike(*values):
-    """Values that differ between the same devices, as far as types know: over all mesh axes over
-    which any does."""
-    axes = [jax.typeof(v).manual_axis_type.varying for v in values]
-    every = frozenset().union(*axes)
-    return [
-        lax.pcast(v, tuple(sorted(every - own)), to="varying") if every - own else v
-        for v, own in zip(values, axes, strict=True)
-    ]
