@@ -71,8 +71,13 @@ def _head(serving: Serving, width: int, style: Style) -> list[str]:
         ),
     ]
     lines = pack([short(title(strategy), width), *items], width, 0, " · ")
+    in_fp8 = s["quantize"] == "fp8"
     said = [
-        *strategy.assumptions,
+        # The recipe's own line is of weights in two bytes.
+        *(
+            _in_fp8(strategy) if in_fp8 and a.startswith("fp8: ") else a
+            for a in strategy.assumptions
+        ),
         (
             "all prompts are passed, then all sequences generate in step; every step reads the"
             " whole cache, filled or not"
@@ -84,8 +89,6 @@ def _head(serving: Serving, width: int, style: Style) -> list[str]:
     ]
     if s["quantize"] == "int8":
         said.append("int8 weights of products, a scale for each column")
-    if s["quantize"] == "fp8":
-        said.append(_in_fp8(strategy))
     if s.get("engine"):
         said.append(
             "no program is written: plan export; where rows travel to experts, two halves of a"
@@ -103,8 +106,8 @@ def _head(serving: Serving, width: int, style: Style) -> list[str]:
 def _in_fp8(strategy: Strategy) -> str:
     """What is kept and multiplied in float8, and by devices that do not multiply it, how."""
     said = (
-        "weights of products and experts in float8_e4m3fn, a scale for each column, and rows made"
-        " float8 as they come; head, router, what spreads latents, attention and norms in bf16"
+        "fp8: weights of products and experts in float8_e4m3fn, a scale for each column, and rows"
+        " made float8 as they come; head, router, what spreads latents, attention and norms in bf16"
     )
     device = from_json(strategy.topology).device
     if "float8_e4m3fn" in device.peak_flops_per_s:

@@ -275,6 +275,7 @@ def test_devices_without_float8_are_told() -> None:
         made = serve(LLAMA, hardware=hardware, precision="fp8", **ask)
         text = " ".join(str(made).split())
         assert ("multiplies no float8: weights take a byte" in text) == told
+        assert "fp8: weights of products and experts" in text and "2 bytes a parameter" not in text
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
