@@ -163,6 +163,7 @@ def _keeper(args: argparse.Namespace) -> Callable[[Row], None]:
     folder, taken = made_folder(args.output, parents=True), list[str]()
 
     def keep(row: Row) -> None:
+        """Save a row's plan; a second one of the same name gets a number."""
         if row.strategy is None:
             return
         sizes = [f"{k}{v}" for k, v in row.point.dims] + (

@@ -3,7 +3,7 @@ gates, the gated delta rule. Batch and heads split; a step needs the state of th
 
 The kernel works on chunks of `chunk` steps (planner/emit/runtime/kernels/linear_attention.py) and
 makes everything again in its backward pass. What is priced are its products, and the passes over
-scores, values and states beside them, as counted in programs compiled for H100; none was run.
+scores, values and states beside them, fitted to kernels compiled for H100; none was run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ rate), which the inverse's are."""
 
 @dataclass(frozen=True)
 class _Form:
-    """What the compiler makes beside products, counted in programs compiled for H100
+    """What the compiler makes beside products, fitted to kernels compiled for H100
     (benchmarks/RESULTS.md, "Linear attention"): how often scores, values and states pass through
     memory (float32 scores and states, values in the type computed in), kernels of the loop for each
     chunk; what the backward pass is of the forward one; and what is kept at once of scores and of
@@ -170,17 +170,19 @@ def _rule(node: Node, graph: Graph) -> Rule:
     b, _, groups, _ = shapes[0]
     heads = shapes[2][2]
     batch = "b" if b > 1 else "1"
-    shared, each = ("g", "(g r)") if 1 < groups < heads else ("1", "r") if heads > 1 else ("1", "1")
-    if groups == heads > 1:
-        shared = each = "g"
+    sizes = {}
+    if groups == heads:
+        shared = each = "g" if heads > 1 else "1"
+    elif groups == 1:
+        shared, each = "1", "r"
+    else:
+        shared, each, sizes = "g", "(g r)", {"g": groups, "r": heads // groups}
     of_group, of_head = f"{batch} t! {shared}", f"{batch} t! {each}"
     sides = [f"{of_group} n!", f"{of_group} n!", f"{of_head} p!", of_head, of_head]
     line = ",".join(side for side, _ in zip(sides, node.inputs, strict=False))
     made = (f"{of_head} p!", f"{batch} {each} n! p!")
     left = [side for side, name in zip(made, node.outputs, strict=False) if name]
     outs = graph.shapes(tuple(name for name in node.outputs if name))
-    sizes = {"g": groups, "r": heads // groups}
-    sizes = {f: n for f, n in sizes.items() if f in of_head}
     rule = parse(f"{line} -> {','.join(left)}", shapes, outs, sizes=sizes)
     return replace(rule, flops=float(Sizes.of(node, tuple(shapes)).flops))
 
