@@ -81,3 +81,27 @@ def test_the_inverse_is_exact_where_powers_would_overflow() -> None:
     np.testing.assert_array_equal(
         inverse @ (lower + np.eye(64)), np.broadcast_to(np.eye(64), lower.shape)
     )
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize(("groups", "heads"), [(1, 4), (2, 4), (4, 4)])
+def test_its_flops_are_those_of_the_compiled_kernel(groups: int, heads: int, delta: bool) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    from planner.emit.runtime.kernels import linear_attention as kernel
+    from planner.ops.linear_attention import Sizes
+    from planner.verify.hlo.flops import dot_flops
+
+    b, chunks, steps, n, p = 2, 8, 8, 6, 10
+    t = chunks * steps
+    operands = [jnp.ones((b, t, groups, n))] * 2 + [jnp.ones((b, t, heads, p))]
+    operands += [jnp.ones((b, t, heads))] * (2 if delta else 1)
+
+    def forward(*args: Any) -> Any:
+        beta = args[4] if delta else None
+        return kernel.linear_attention(*args[:4], beta, 1.0, steps)[0]
+
+    text = jax.jit(forward).lower(*operands).compile().as_text()
+    sizes = Sizes(b * heads, heads // groups, chunks, steps, n, p, delta)
+    assert dot_flops(text) == sizes.flops
