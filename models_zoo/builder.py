@@ -167,13 +167,16 @@ class Net:
         outputs: int,
         out: str,
         attrs: dict[str, Any],
+        last: str = "",
     ) -> tuple[str, ...]:
-        """Append a node and return its output names."""
+        """Append a node and return its output names. out: the name of its one output; last: of the
+        last of several."""
         base = f"{path}/{op}" if path else f"/{op}"
         seen = self._used.get(base, 0)
         self._used[base] = seen + 1
         name = f"{base}_{seen}" if seen else base
         names = (out,) if out else tuple(f"{name}_output_{i}" for i in range(outputs))
+        names = (*names[:-1], last) if last else names
         self._graph.node.append(
             self._onnx.helper.make_node(op, list(inputs), list(names), name, **attrs)
         )
@@ -208,9 +211,11 @@ class Scope:
         ""."""
         return self.net.node(self.path, op, inputs, 1, out, attrs)[0]
 
-    def ops(self, outputs: int, op: str, *inputs: str, **attrs: Any) -> tuple[str, ...]:
-        """A node with several outputs."""
-        return self.net.node(self.path, op, inputs, outputs, "", attrs)
+    def ops(
+        self, outputs: int, op: str, *inputs: str, last: str = "", **attrs: Any
+    ) -> tuple[str, ...]:
+        """A node with several outputs; `last` names the last of them."""
+        return self.net.node(self.path, op, inputs, outputs, "", attrs, last)
 
     def weight(self, suffix: str, *shape: int, std: float, mean: float = 0.0) -> str:
         """A weight named after this scope."""

@@ -85,7 +85,8 @@ def build(c: GptConfig, net: Net) -> None:
         " own field)",
     )
     s = net.root.at("transformer")
-    cache = Cache(net, c.layers, keys_and_values(c.heads, c.hidden // c.heads)) if c.cache else None
+    kept = keys_and_values(c.heads, c.hidden // c.heads)
+    cache = Cache(net, range(c.layers), kept) if c.cache else None
     ids = cache.ids if cache else net.input("input_ids", [net.batch, c.seq], "int64")
     tokens, table = embedding(s.at("wte"), ids, c.vocab, c.hidden)
     index = cache.position if cache else positions(s.at("wpe"), c.seq)

@@ -8,11 +8,13 @@ Qwen3-Next), or one of these alone (Nemotron-H). The rest is Llama's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from models_zoo import delta, llama, mamba, moe
 from models_zoo.builder import Net, Scope
+from models_zoo.cache import Memory, state_name
 from models_zoo.layers import linear
 from models_zoo.spec import Family, Preset, require
 
@@ -54,8 +56,26 @@ class HybridConfig(moe.MoeConfig):
 
     @property
     def may_cache(self) -> bool:
-        """What these layers keep of earlier tokens is not written."""
-        return False
+        """Whether the model is also written with keys, values and states as inputs."""
+        return super().may_cache and not self.decomposed
+
+    @property
+    def keeping(self) -> Sequence[int]:
+        """The layers that keep keys and values."""
+        return [i for i in range(self.layers) if self.kind(i) in "*H"]
+
+    @property
+    def states(self) -> Mapping[str, tuple[int, ...]]:
+        """What layers keep beside those (`Cache.states`)."""
+        kept: dict[str, tuple[int, ...]] = {}
+        for i in range(self.layers):
+            if self.kind(i) in "MH":
+                kept |= self.space.states(i)
+            elif self.kind(i) == "D":
+                kept |= self.rule.states(i)
+            elif self.kind(i) == "C" and self.conv_taps > 1:
+                kept[state_name("conv", i)] = (self.hidden, self.conv_taps - 1)
+        return kept
 
     @property
     def period(self) -> int:
@@ -66,13 +86,23 @@ class HybridConfig(moe.MoeConfig):
     def space(self) -> mamba.Mamba2:
         """The state space of a layer."""
         own = self.ssm or mamba.Mamba2(self.hidden, self.seq, 2 * self.hidden // 64)
-        return replace(own, hidden=self.hidden, seq=self.seq, decomposed=self.decomposed)
+        return replace(own, **self._shared)
 
     @property
     def rule(self) -> delta.Delta:
         """The delta rule of a layer."""
         own = self.delta_rule or delta.Delta(self.hidden, self.seq)
-        return replace(own, hidden=self.hidden, seq=self.seq, decomposed=self.decomposed)
+        return replace(own, **self._shared)
+
+    @property
+    def _shared(self) -> dict[str, Any]:
+        """Fields of this record that the state space and the delta rule have too."""
+        return {
+            "hidden": self.hidden,
+            "seq": self.seq,
+            "decomposed": self.decomposed,
+            "cached": self.cache,
+        }
 
     def kind(self, layer: int) -> str:
         """A layer's letter."""
@@ -97,11 +127,15 @@ def build(c: HybridConfig, net: Net) -> None:
     if any(c.kind(i) == "D" for i in layers):
         delta.check(c.rule, net)
 
-    def layer(i: int, s: Scope, x: str, attention: llama.Attend, feed: llama.Attend) -> str:
+    # Many parameters: those of llama.Layer.
+    def layer(
+        i: int, s: Scope, x: str, attention: llama.Attend, feed: llama.Attend, memory: Memory | None
+    ) -> str:
+        others = _others(c, own, memory)
         if c.alone:
-            return _alone(i, s, x, c, {"*": attention, **_others(c, own)}, feed)
+            return _alone(i, s, x, c, {"*": attention, **others}, feed)
         kind = c.kind(i)
-        mixers = {"*": _with_scales(attention, c), **_others(c, own)}
+        mixers = {"*": _with_scales(attention, c), **others}
         name = _NAMES.get(kind, "self_attn")
         mixer = _both(mixers) if kind == "H" else llama.within(name, mixers[kind])
         return llama.block(s, x, c, mixer, feed)
@@ -116,18 +150,20 @@ def _check(c: HybridConfig, net: Net) -> None:
     require(bool(c.kinds), f"{net.name}: kinds is empty", f"letters of {known}")
     require(not odd, f"{net.name}: kinds has {', '.join(odd)}", f"letters of {known}")
     require(
-        not c.cache,
-        f"{net.name}: what layers with a state keep of earlier tokens is not written",
-        "leave out cache",
+        not (c.cache and c.decomposed),
+        f"{net.name}: a state is kept by the operator, not by its decomposed form",
+        "leave out cache, or decomposed",
     )
 
 
-def _others(c: HybridConfig, own: mamba.Masks | None) -> Mapping[str, llama.Attend]:
+def _others(
+    c: HybridConfig, own: mamba.Masks | None, memory: Memory | None
+) -> Mapping[str, llama.Attend]:
     """What mixes tokens beside attention, by letter."""
     return {
-        "M": lambda s, x: mamba.mixer(s, x, c.space, own),
-        "C": lambda s, x: _short(s, x, c),
-        "D": lambda s, x: delta.mixer(s, x, c.rule),
+        "M": lambda s, x: mamba.mixer(s, x, c.space, own, memory),
+        "C": lambda s, x: _short(s, x, c, memory),
+        "D": lambda s, x: delta.mixer(s, x, c.rule, memory),
     }
 
 
@@ -169,16 +205,15 @@ def _feed(i: int, s: Scope, x: str, c: HybridConfig) -> str:
     return mamba.scaled(m, llama.gated(m, x, c, width, scale=c.gate_scale), c.down_scale)
 
 
-def _short(s: Scope, x: str, c: HybridConfig) -> str:
+def _short(s: Scope, x: str, c: HybridConfig, memory: Memory | None) -> str:
     """LFM2's convolution: out(c * convolved(b * x)), b, c and x parts of one projection of the
     rows."""
     b, k, u = (
         linear(s.at(f"in_proj.{n}"), x, c.hidden, c.hidden, bias=c.conv_bias)
         for n in ("b", "c", "x")
     )
-    y = mamba.convolve(
-        s.at("conv"), s.op("Mul", b, u), c.hidden, c.conv_taps, bias=c.conv_bias, act=False
-    )
+    at, sizes, bu = s.at("conv"), (c.hidden, c.conv_taps), s.op("Mul", b, u)
+    y = mamba.convolve(at, bu, sizes, bias=c.conv_bias, act=False, memory=memory)
     return linear(s.at("out_proj"), s.op("Mul", k, y), c.hidden, c.hidden, bias=c.conv_bias)
 
 

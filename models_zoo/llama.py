@@ -10,13 +10,13 @@ layers see a window of the last keys alone or have no positions, constants that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from models_zoo.builder import Net, Scope
-from models_zoo.cache import SEQUENCE, Cache, keys_and_values
+from models_zoo.cache import SEQUENCE, Cache, Memory, keys_and_values
 from models_zoo.layers import (
     Extend,
     Masking,
@@ -134,6 +134,16 @@ class LlamaConfig:
         return keys_and_values(self.kv_heads, self.width)
 
     @property
+    def keeping(self) -> Sequence[int]:
+        """The layers that keep keys and values."""
+        return range(self.layers)
+
+    @property
+    def states(self) -> Mapping[str, tuple[int, ...]]:
+        """What other layers keep (`Cache.states`)."""
+        return {}
+
+    @property
     def may_cache(self) -> bool:
         """Whether the model is also written with a cache."""
         return self.rotary == "spread" and not self.packed
@@ -179,8 +189,9 @@ Feed = Callable[[int, Scope, str], str]
 """(layer, its module, x [batch, seq, hidden]) -> the feed-forward's result, same shape."""
 Attend = Callable[[Scope, str], str]
 """(module, x [batch, seq, hidden]) -> the attention's result, same shape."""
-Layer = Callable[[int, Scope, str, Attend, Attend], str]
-"""(layer, its module, x [batch, seq, hidden], its attention, its feed-forward) -> its result."""
+Layer = Callable[[int, Scope, str, Attend, Attend, Memory | None], str]
+"""(layer, its module, x [batch, seq, hidden], its attention, its feed-forward, what it keeps beside
+keys and values) -> its result."""
 _NORMS = {
     "before": ("input_layernorm", "", "post_attention_layernorm", ""),
     "after": ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
@@ -213,7 +224,7 @@ def decoder(
     of."""
     _check(c, net.name, attention is not None)
     s = net.root.at("model")
-    cache = Cache(net, c.layers, c.kept) if c.cache else None
+    cache = Cache(net, c.keeping, c.kept, c.states) if c.cache else None
     ids = cache.ids if cache else net.input("input_ids", [net.batch, c.seq], "int64")
     x, table = embedding(s.at("embed_tokens"), ids, c.vocab, c.hidden)
     scale = c.hidden**0.5 if c.scale_embedding else c.embedding_scale
@@ -232,7 +243,7 @@ def decoder(
         )
         at, own_feed = s.at(f"layers.{i}"), partial(feed, i)
         if layer:
-            x = layer(i, at, x, own, own_feed)
+            x = layer(i, at, x, own, own_feed, Memory(cache, i) if cache else None)
         else:
             x = block(at, x, c, within("self_attn", own), own_feed)
     x = norm(s.at("norm"), x, c)
@@ -275,6 +286,8 @@ def block(s: Scope, x: str, c: LlamaConfig, attention: Attend, feed: Attend) -> 
 
 def _turns(s: Scope, ids: str, c: LlamaConfig, cache: Cache | None) -> dict[bool, Rotate]:
     """What turns queries and keys; under True that of layers which have a theta of their own."""
+    if cache and not c.keeping:
+        return {False: unturned, True: unturned}
     at = Positions(ids, cache.position if cache else positions(s, c.seq), cache is not None)
     width = c.rotary_width
     made = partial(

@@ -27,7 +27,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from models_zoo.builder import Net, Scope
+from models_zoo.cache import Memory, state_name
 from models_zoo.layers import MASKED, linear, positions, rms_norm, silu, unit_rms
 from models_zoo.spec import require
 
@@ -41,7 +44,8 @@ class Mamba2:
     taps of the convolution; chunk: Q, or the whole of a shorter sequence; of the operator a hint.
 
     norm: of the result, behind its product with the gate, before it, or none. step_least: no step
-    is shorter. scales multiply what goes in, the five parts of in_proj and what comes out.
+    is shorter. scales multiply what goes in, the five parts of in_proj and what comes out. cached:
+    states of earlier tokens are inputs (models_zoo.cache), and sequences of any length.
     """
 
     hidden: int
@@ -60,6 +64,7 @@ class Mamba2:
     step_least: float = 0.0
     scales: tuple[float, ...] = (1.0,) * 7
     decomposed: bool = False
+    cached: bool = False
 
     @property
     def inner(self) -> int:
@@ -74,7 +79,12 @@ class Mamba2:
     @property
     def steps(self) -> int:
         """Steps of a chunk."""
-        return min(self.chunk, self.seq)
+        return self.chunk if self.cached else min(self.chunk, self.seq)
+
+    @property
+    def rows(self) -> int:
+        """Tokens of a sequence as reshapes spell them."""
+        return -1 if self.cached else self.seq
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -91,6 +101,15 @@ class Mamba2:
         """Of the parts of in_proj."""
         each = self.groups * self.state
         return dict(zip(PARTS, (self.inner, self.inner, each, each, self.heads), strict=True))
+
+    def states(self, layer: int) -> dict[str, tuple[int, ...]]:
+        """What a layer keeps of earlier tokens (`Cache.states`)."""
+        kept: dict[str, tuple[int, ...]] = {
+            state_name("conv", layer, n): (self.widths[n], self.taps - 1)
+            for n in PARTS[1:4]
+            if self.taps > 1
+        }
+        return kept | {state_name("ssm", layer): (self.heads, self.state, self.head_dim)}
 
 
 @dataclass(frozen=True)
@@ -120,13 +139,18 @@ def check(c: Mamba2, net: Net) -> None:
         f"a seq of up to {c.chunk}, or a multiple of it",
     )
     require(
+        not (c.decomposed and c.cached),
+        f"{net.name}: a state is kept by the operator, not by its decomposed form",
+        "leave out cache, or decomposed",
+    )
+    require(
         c.heads % c.groups == 0,
         f"{net.name}: {c.heads} heads of the state space are not a multiple of {c.groups} groups",
     )
 
 
-def mixer(s: Scope, x: str, c: Mamba2, own: Masks | None) -> str:
-    """[B, S, hidden] -> [B, S, hidden]; own: of `masks`."""
+def mixer(s: Scope, x: str, c: Mamba2, own: Masks | None, memory: Memory | None = None) -> str:
+    """[B, S, hidden] -> [B, S, hidden]; own: of `masks`; memory: where c.cached."""
     scale = dict(zip(("in", *PARTS, "out"), c.scales, strict=True))
     x = scaled(s, x, scale["in"])
     part = {
@@ -134,18 +158,28 @@ def mixer(s: Scope, x: str, c: Mamba2, own: Masks | None) -> str:
         for n, width in c.widths.items()
     }
     u, b, k = (
-        convolve(s.at(f"conv1d.{n}"), part[n], c.widths[n], c.taps, bias=c.conv_bias, act=True)
+        convolve(
+            s.at(f"conv1d.{n}"),
+            part[n],
+            (c.widths[n], c.taps),
+            bias=c.conv_bias,
+            act=True,
+            memory=memory,
+            part=n,
+        )
         for n in PARTS[1:4]
     )
     step = s.op("Softplus", s.op("Add", part["dt"], s.weight("dt_bias", c.heads, std=0.5)))
     if c.step_least:
         step = s.op("Clip", step, s.f32(c.step_least))
+    step = memory.only_real(s, step) if memory else step
     a = s.op("Mul", step, s.op("Neg", s.op("Exp", s.weight("A_log", c.heads, std=0.5))))
-    heads = s.op("Reshape", u, s.ints(0, c.seq, c.heads, c.head_dim))
+    heads = s.op("Reshape", u, s.ints(0, c.rows, c.heads, c.head_dim))
     values = s.op("Mul", heads, s.op("Unsqueeze", step, s.ints(3)))
-    y = scan(s.at("scan"), values, a, (b, k), c, own)
+    ends = memory.ends("ssm") if memory else ("", "")
+    y = scan(s.at("scan"), values, a, (b, k), c, own, ends)
     d = s.op("Unsqueeze", s.weight("D", c.heads, std=0.1, mean=1.0), s.ints(1))
-    y = s.op("Reshape", s.op("Add", y, s.op("Mul", heads, d)), s.ints(0, c.seq, c.inner))
+    y = s.op("Reshape", s.op("Add", y, s.op("Mul", heads, d)), s.ints(0, c.rows, c.inner))
     gate = silu(s, part["z"])
     y = y if c.norm == "before" else s.op("Mul", y, gate)
     y = y if c.norm == "none" else _norm(s.at("norm"), y, c)
@@ -163,52 +197,81 @@ def _norm(s: Scope, y: str, c: Mamba2) -> str:
     """RMSNorm of each group's features [B, S, inner]."""
     if c.groups == 1:
         return rms_norm(s, y, c.inner, epsilon=c.epsilon, decomposed=c.decomposed)
-    each = s.op("Reshape", y, s.ints(0, c.seq, c.groups, c.inner // c.groups))
-    y = s.op("Reshape", unit_rms(s, each, epsilon=c.epsilon), s.ints(0, c.seq, c.inner))
+    each = s.op("Reshape", y, s.ints(0, c.rows, c.groups, c.inner // c.groups))
+    y = s.op("Reshape", unit_rms(s, each, epsilon=c.epsilon), s.ints(0, c.rows, c.inner))
     return s.op("Mul", y, s.weight("weight", c.inner, std=0.1, mean=1.0))
 
 
-def convolve(s: Scope, x: str, channels: int, taps: int, *, bias: bool, act: bool) -> str:
+# Many parameters: the variants of one layer, named at the call.
+def convolve(
+    s: Scope,
+    x: str,
+    sizes: tuple[int, int],
+    *,
+    bias: bool,
+    act: bool,
+    memory: Memory | None = None,
+    part: str = "",
+) -> str:
     """A depthwise convolution over this and earlier steps of x [B, S, channels]; its silu where
-    `act`."""
-    operands = [s.op("Transpose", x, perm=[0, 2, 1])]
+    `act`. sizes: channels, taps. memory: keeps the last rows of x, as those of a part."""
+    channels, taps = sizes
+    x = memory.only_real(s, x) if memory else x
+    rows, before = s.op("Transpose", x, perm=[0, 2, 1]), taps - 1
+    if memory and before:
+        past, present = memory.ends("conv", part)
+        rows, before = s.op("Concat", past, rows, axis=2), 0
+        last = np.iinfo(np.int64).max
+        s.op("Slice", rows, s.ints(1 - taps), s.ints(last), s.ints(2), out=present)
+    operands = [rows]
     operands += [s.weight("weight", channels, 1, taps, std=taps**-0.5)]
     operands += [s.weight("bias", channels, std=0.1)] if bias else []
-    y = s.op("Conv", *operands, kernel_shape=[taps], pads=[taps - 1, 0], group=channels)
+    y = s.op("Conv", *operands, kernel_shape=[taps], pads=[before, 0], group=channels)
     y = s.op("Transpose", y, perm=[0, 2, 1])
     return silu(s, y) if act else y
 
 
-def scan(s: Scope, x: str, a: str, bk: tuple[str, str], c: Mamba2, own: Masks | None) -> str:
+# Many parameters: the operands of the recurrence, and its sizes.
+def scan(
+    s: Scope,
+    x: str,
+    a: str,
+    bk: tuple[str, str],
+    c: Mamba2,
+    own: Masks | None,
+    ends: tuple[str, str] = ("", ""),
+) -> str:
     """x [B, S, H, P] (times dt), a [B, S, H], B and C [B, S, groups N] -> y [B, S, H, P]; own: of
-    `masks`."""
+    `masks`; ends: names of the state before and behind the sequence, where it is kept."""
     if own:
         return _chunked(s, x, a, bk, c, own)
     keys, queries = (_repeated(s, t, c) for t in bk)
+    past, present = ends
     y, _ = s.ops(
         2,
         "LinearAttention",
         queries,
         keys,
-        s.op("Reshape", x, s.ints(0, c.seq, c.inner)),
-        "",
+        s.op("Reshape", x, s.ints(0, c.rows, c.inner)),
+        past,
         a,
+        last=present,
         q_num_heads=c.heads,
         kv_num_heads=c.heads,
         update_rule="gated",
         scale=1.0,
         chunk_size=c.steps,
     )
-    return s.op("Reshape", y, s.ints(0, c.seq, c.heads, c.head_dim))
+    return s.op("Reshape", y, s.ints(0, c.rows, c.heads, c.head_dim))
 
 
 def _repeated(s: Scope, x: str, c: Mamba2) -> str:
     """[B, S, groups N] -> [B, S, H N]: a group's for each of its heads."""
     if c.groups == c.heads:
         return x
-    x = s.op("Reshape", x, s.ints(0, c.seq, c.groups, 1, c.state))
+    x = s.op("Reshape", x, s.ints(0, c.rows, c.groups, 1, c.state))
     x = s.op("Expand", x, s.ints(1, 1, 1, c.heads // c.groups, 1))
-    return s.op("Reshape", x, s.ints(0, c.seq, c.heads * c.state))
+    return s.op("Reshape", x, s.ints(0, c.rows, c.heads * c.state))
 
 
 def _chunked(s: Scope, x: str, a: str, bk: tuple[str, str], c: Mamba2, own: Masks) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from models_zoo import mamba
 from models_zoo.builder import Net
+from models_zoo.cache import SEQUENCE, Cache, Memory
 from models_zoo.layers import embedding, language_head, rms_norm
 from models_zoo.spec import Family, Preset, require
 
@@ -13,7 +14,8 @@ from models_zoo.spec import Family, Preset, require
 @dataclass(frozen=True)
 class SsmConfig:
     """inner width = 2 hidden, in heads of head_dim; state: N; taps: of the convolution; chunk: Q;
-    groups: of heads that share B and C."""
+    groups: of heads that share B and C. cache: states of earlier tokens are inputs
+    (models_zoo.cache)."""
 
     layers: int
     hidden: int
@@ -27,6 +29,12 @@ class SsmConfig:
     decomposed: bool = False
     tied: bool = True
     groups: int = 1
+    cache: bool = False
+
+    @property
+    def may_cache(self) -> bool:
+        """Whether the model is also written with its states as inputs."""
+        return not self.decomposed
 
     @property
     def mixer(self) -> mamba.Mamba2:
@@ -42,6 +50,7 @@ class SsmConfig:
             chunk=self.chunk,
             epsilon=self.epsilon,
             decomposed=self.decomposed,
+            cached=self.cache,
         )
 
 
@@ -52,18 +61,22 @@ def build(c: SsmConfig, net: Net) -> None:
         f"{net.name}: 2*hidden={2 * c.hidden} is not a multiple of head_dim={c.head_dim}",
     )
     mamba.check(c.mixer, net)
-    s = net.root.at("backbone")
-    x, table = embedding(
-        s.at("embeddings"), net.input("input_ids", [net.batch, c.seq], "int64"), c.vocab, c.hidden
-    )
+    s, layers = net.root.at("backbone"), range(c.layers)
+    states = {k: shape for i in layers for k, shape in c.mixer.states(i).items()}
+    cache = Cache(net, (), {}, states) if c.cache else None
+    ids = cache.ids if cache else net.input("input_ids", [net.batch, c.seq], "int64")
+    x, table = embedding(s.at("embeddings"), ids, c.vocab, c.hidden)
     own = mamba.masks(s.at("mask"), c.mixer)
-    for i in range(c.layers):
+    for i in layers:
         layer = s.at(f"layers.{i}")
         h = rms_norm(layer.at("norm"), x, c.hidden, epsilon=c.epsilon, decomposed=c.decomposed)
-        x = layer.op("Add", x, mamba.mixer(layer.at("mixer"), h, c.mixer, own))
+        memory = Memory(cache, i) if cache else None
+        x = layer.op("Add", x, mamba.mixer(layer.at("mixer"), h, c.mixer, own, memory))
     x = rms_norm(s.at("norm_f"), x, c.hidden, epsilon=c.epsilon, decomposed=c.decomposed)
     language_head(net.root.at("lm_head"), x, c.hidden, c.vocab, table if c.tied else "")
-    net.output("logits", [net.batch, c.seq, c.vocab])
+    net.output("logits", [net.batch, SEQUENCE if cache else c.seq, c.vocab])
+    if cache:
+        cache.outputs()
 
 
 FAMILY = Family(
