@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.solvers.exact import elimination
+from planner.solvers.exact import elimination, passes
 from planner.solvers.model import INF_INT, Model
 
 SIZES = (5, 7, 3, 6, 4, 2)
@@ -30,7 +30,7 @@ def test_large_tables_are_summed_as_small_ones(
     model = Model(offset, unary, pairs, None, pairs_int=pairs)
     found = []
     for large in (1 << 60, 0):
-        monkeypatch.setattr(elimination, "LARGE", large)
+        monkeypatch.setattr(passes, "LARGE", large)
         tree = elimination.compile_tree(model, integer=integer)
         assert tree is not None
         value, choice, tables = tree.run(unary)

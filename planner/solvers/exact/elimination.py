@@ -25,12 +25,11 @@ from functools import lru_cache
 
 import numpy as np
 
+from planner.solvers.exact.passes import Group, fill, read_back, shifted, steps_of
 from planner.solvers.model import INF_INT, Model
 
 SMALL = 4096
 """Pair tables are added up while their sum has no more entries."""
-LARGE = 4096
-"""Entries of a table from which on its parts are added up before they are as large as it."""
 MOST_DIMS = 32
 """Of an array that numpy broadcasts: variables with one option add no entries to a table, but a dim
 each."""
@@ -157,10 +156,8 @@ class Tree:
         # none larger
     ]
     shape: list[tuple[int, ...]]
-    message_shape: list[
-        tuple[int, ...]
-    ]  # shape in which what a bucket sends is added to its parent's table
-    children: list[list[int]]
+    groups: list[Group]  # what each table is the sum of, in the order of elimination
+    roots: list[int]  # buckets that send to none
     parts: dict[int, list[int]] = field(
         default_factory=dict
     )  # all buckets of each variable that was split
@@ -189,43 +186,25 @@ class Tree:
         The value is +inf (or >= INF_INT) when every choice is forbidden; the choice is then
         meaningless.
         """
-        value, tables, _ = self._fill(unary)
+        tables, messages = self._lend(), self._no_messages()
+        fill(self.groups, tables, self.base, unary, messages)
+        value = self._sum(messages)
         return value, self.decode(tables), tables
 
-    def _fill(
-        self, unary: np.ndarray, *, keep: bool = False, shift: dict[int, np.ndarray] | None = None
-    ) -> tuple[float, list[np.ndarray], list[np.ndarray | None]]:
-        """Minimum, every bucket's table, and the messages that were sent (keep: all of them, else
-        those that nobody has read). shift: per variable that was split the costs that its parts
-        have more than they are levelled to [parts, strategies]."""
-        offset = self.model.offset.tolist()
+    def _lend(self) -> list[np.ndarray]:
+        """Room for every bucket's table."""
         if self.scratch is not None:
             self.tables = self.scratch.tables(self.shape)
         elif not self.tables:
             self.tables.extend(
                 np.empty(s, np.int64 if self.integer else np.float64) for s in self.shape
             )
-        tables, least, parent = self.tables, np.minimum.reduce, self.parent
-        messages: list[np.ndarray | None] = [None] * len(tables)
-        value = 0 if self.integer else 0.0
-        for v in self.order:
-            same = self.parts.get(v, (v,))
-            for b in same:
-                own = unary[offset[v] : offset[v + 1]] if b == v else None
-                sent = [messages[c].reshape(self.message_shape[c]) for c in self.children[b]]  # type: ignore[union-attr]
-                _add_up(tables[b], own, [*self.base[b], *sent], self.integer)
-                if not keep:
-                    for c in self.children[b]:
-                        messages[c] = None
-            if len(same) > 1:
-                _level([tables[b] for b in same], (shift or {}).get(v))
-            for b in same:
-                best = least(tables[b], axis=0)
-                if parent[b] >= 0:
-                    messages[b] = best
-                else:
-                    value += int(best) if self.integer else float(best)
-        return value, tables, messages
+        return self.tables
+
+    def _sum(self, messages: list[np.ndarray | None]) -> float:
+        """The value: what no table takes."""
+        sent = [messages[b] for b in self.roots]
+        return sum(map(int if self.integer else float, sent))  # type: ignore[arg-type]
 
     def marginals(self, unary: np.ndarray) -> tuple[float, np.ndarray]:
         """Minimum, and of the choices with each strategy the least cost [positions]: messages go
@@ -234,7 +213,13 @@ class Tree:
         Where variables were split both are lower bounds: of a strategy the largest that a part of
         its variable tells.
         """
-        value, least, _ = self._told(unary, {})
+        offset, least = self.model.offset.tolist(), np.full(len(unary), np.inf)
+        tables, messages = self._lend(), self._no_messages()
+        fill(self.groups, tables, self.base, unary, messages, keep=True)
+        value = self._sum(messages)
+        if np.isfinite(value):
+            for v, told in read_back(self.groups, tables, messages, value):
+                least[offset[v] : offset[v + 1]] = np.maximum.reduce(told)
         return value, least
 
     def tighten(self, unary: np.ndarray, enough: float = np.inf) -> float:
@@ -244,55 +229,38 @@ class Tree:
         which on none is needed.
         """
         best, shift, told, step = -np.inf, self.shift, dict[int, np.ndarray](), STEP
-        for _ in range(PASSES):
-            value, _, by_part = self._told(unary, shift)
+        tables, messages, groups = self._lend(), self._no_messages(), self.groups
+        above = self._above_parts()
+        for left in reversed(range(PASSES)):
+            fill(groups, tables, self.base, unary, messages, shift, keep=True)
+            groups = above  # no other table is another under other shifts
+            value = self._sum(messages)
             gain = value - best
             if gain > 0:
-                best, self.shift, told = value, shift, by_part
+                best, self.shift = value, shift
             else:
                 step /= 2
-            if value >= enough or not np.isfinite(value) or abs(gain) <= CLOSE * abs(value):
+            close = value >= enough or not np.isfinite(value) or abs(gain) <= CLOSE * abs(value)
+            if close or not left:
                 break
-            shift = {
-                v: _shifted(marginals, step, self.shift.get(v)) for v, marginals in told.items()
-            }
+            if gain > 0:
+                read = read_back(above, tables, messages, value)
+                told = {v: np.stack(by_part) for v, by_part in read if len(by_part) > 1}
+            shift = {v: shifted(costs, step, self.shift.get(v)) for v, costs in told.items()}
         return best
 
-    def _told(
-        self, unary: np.ndarray, shift: dict[int, np.ndarray]
-    ) -> tuple[float, np.ndarray, dict[int, np.ndarray]]:
-        """`marginals`, and what each part of the variables that were split tells. [parts,
-        strategies]"""
-        value, tables, messages = self._fill(unary, keep=True, shift=shift)
-        offset, least, told = (
-            self.model.offset.tolist(),
-            np.full(len(unary), np.inf),
-            dict[int, np.ndarray](),
-        )
-        if not np.isfinite(value):
-            return value, least, told
-        for v in reversed(self.order):
-            marginals = []
-            for b in self.parts.get(v, (v,)):
-                table, scope, parent = tables[b], self.scope[b], self.parent[b]
-                if parent >= 0:
-                    away = tuple(
-                        axis
-                        for axis, u in enumerate((scope[0], *self.scope[parent]))
-                        if u not in scope
-                    )
-                    sent, rest = messages[b], tables[parent].min(axis=away)
-                    assert sent is not None
-                    table += np.subtract(
-                        rest, sent, out=np.zeros_like(sent), where=np.isfinite(sent)
-                    )
-                else:
-                    table += value - table.min()
-                marginals.append(table.reshape(len(table), -1).min(axis=1))
-            if len(marginals) > 1:
-                told[v] = np.stack(marginals)
-            least[offset[v] : offset[v + 1]] = np.maximum.reduce(marginals)
-        return value, least, told
+    def _no_messages(self) -> list[np.ndarray | None]:
+        return [None] * len(self.shape)
+
+    def _above_parts(self) -> list[Group]:
+        """The variables that were split, and those whose tables take what these send."""
+        inside: set[int] = set()
+        found = []
+        for v, steps in self.groups:
+            if len(steps) > 1 or any(c in inside for c, _ in steps[0].children):
+                inside.update(step.bucket for step in steps)
+                found.append((v, steps))
+        return found
 
     def with_pairs(self, pairs: dict[tuple[int, int], np.ndarray]) -> Tree:
         """The same elimination with other tables of the same pairs."""
@@ -310,55 +278,6 @@ class Tree:
                 row = row + tables[b][(slice(None), *[x[u] for u in self.scope[b]])]
             x[v] = row.argmin()
         return x
-
-
-def _add_up(
-    table: np.ndarray, own: np.ndarray | None, parts: list[np.ndarray], integer: bool
-) -> None:
-    """Write the sum of a variable's own costs and of parts into a table, added up in this order."""
-    total, *others = parts
-    if own is not None:
-        others.insert(0, own.reshape(-1, *(1,) * (table.ndim - 1)))
-    if table.size < LARGE:
-        table[...] = total
-        total = table
-    for part in others:
-        # Most pairs lack a dim of the table: until one has it, a sum is as small as what is in it.
-        whole = total is table or np.broadcast_shapes(total.shape, part.shape) == table.shape
-        total = np.add(total, part, out=table if whole else None)
-        if integer:
-            np.minimum(total, INF_INT, out=total)
-    if total is not table:
-        table[...] = total
-
-
-def _level(tables: list[np.ndarray], shift: np.ndarray | None) -> None:
-    """Shift costs between the parts of a variable so that each finds a strategy equally dear, but
-    for what is known to be better: that raises the sum of their minima most where nothing else is
-    known of what they send. By whole units, so that integers stay exact. shift: [parts,
-    strategies], of no sum.
-    """
-    least = np.stack([table.reshape(len(table), -1).min(axis=1) for table in tables])
-    total = least.sum(axis=0)
-    wanted = np.broadcast_to(np.floor(total / len(tables)), least.shape).copy()
-    possible = np.isfinite(total)
-    wanted[0, possible] = total[possible] - (len(tables) - 1) * wanted[0, possible]
-    if shift is not None:
-        wanted += shift
-    more = np.subtract(wanted, least, out=np.zeros_like(least), where=np.isfinite(least))
-    for table, missing in zip(tables, more, strict=True):
-        table += missing.reshape(-1, *(1,) * (table.ndim - 1))
-
-
-def _shifted(told: np.ndarray, step: float, shift: np.ndarray | None) -> np.ndarray:
-    """A shift towards parts that all tell the same of each strategy. told, shift: [parts,
-    strategies]"""
-    possible = np.isfinite(told).all(axis=0)
-    more = np.zeros_like(told)
-    known = told[:, possible]
-    more[1:, possible] = np.rint(step * (known.mean(axis=0) - known)[1:])
-    more[0] = -more[1:].sum(axis=0)
-    return more if shift is None else shift + more
 
 
 def compile_tree(
@@ -412,16 +331,10 @@ def assembled(
     shape = [
         (model.sizes[v], *(model.sizes[u] for u in s)) for v, s in zip(owner, scope, strict=True)
     ]
-    message_shape: list[tuple[int, ...]] = [()] * len(scope)
-    children: list[list[int]] = [[] for _ in scope]
-    for v in order:
-        for b in (parts or {}).get(v, (v,)):
-            if (to := parent[b]) >= 0:
-                inside = set(scope[b])
-                message_shape[b] = tuple(
-                    model.sizes[u] if u in inside else 1 for u in (owner[to], *scope[to])
-                )
-                children[to].append(b)
+    base = _bases(model, home, scope, integer)
+    buckets = [(v, (parts or {}).get(v, (v,))) for v in order]
+    groups = steps_of(buckets, model.offset.tolist(), owner, scope, parent, base)
+    roots = [b for _, same in buckets for b in same if parent[b] < 0]
     return Tree(
         model,
         order,
@@ -429,10 +342,10 @@ def assembled(
         parent,
         entries,
         home,
-        _bases(model, home, scope, integer),
+        base,
         shape,
-        message_shape,
-        children,
+        groups,
+        roots,
         parts or {},
         integer=integer,
     )

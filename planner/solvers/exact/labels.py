@@ -84,14 +84,15 @@ def close_gap(dual: Dual, cap: int, clock: Clock) -> None:
 def _steps(tree: Tree) -> tuple[list[int], list[list[int]]]:
     """Depth-first order from the roots (few states open at once), and which nodes are no longer
     needed after each step."""
+    children = {
+        step.bucket: [c for c, _ in step.children] for _, steps in tree.groups for step in steps
+    }
     order: list[int] = []
     stack = [v for v in tree.order if not tree.scope[v]]
     while stack:
         v = stack.pop()
         order.append(v)
-        stack.extend(
-            sorted(tree.children[v], key=lambda c: (tree.entries if tree.children[c] else 0, c))
-        )
+        stack.extend(sorted(children[v], key=lambda c: (tree.entries if children[c] else 0, c)))
     last = {v: p for p, v in enumerate(order)}
     for p, v in enumerate(order):
         for u in tree.scope[v]:

@@ -1,0 +1,220 @@
+"""How the tables of an elimination are filled: forward from children to parents, backward from
+parents to children.
+
+A search fills the tables of one tree many times under other costs, so what each table is the sum
+of is worked out once per tree (`Step`). Where variables were split
+(`planner.solvers.exact.minibucket`) costs are levelled between their parts as tables are filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.solvers.model import INF_INT
+
+LARGE = 4096
+"""Entries of a table from which on its parts are added up before they are as large as it."""
+
+
+class Step(NamedTuple):
+    """How one table ("bucket") is filled and what it sends."""
+
+    bucket: int
+    own: tuple[int, int, tuple[int, ...]] | None
+    """Positions of its variable's own costs, and their shape in the table; None where another part
+    of the variable has them."""
+    children: tuple[tuple[int, tuple[int, ...]], ...]
+    """Buckets whose messages it takes, and the shape in which each is added."""
+    in_place: tuple[bool, ...] | None
+    """Of a large table, per summand after the first: whether the sum with it is as large as the
+    table. None of a small table, to which all is added in place."""
+    parent: int
+    """The bucket that takes its message, -1 where there is none."""
+    away: tuple[int, ...]
+    """Axes of the parent's table that this one lacks."""
+
+
+Group = tuple[int, tuple[Step, ...]]
+"""A variable and the steps of all its buckets."""
+
+
+def steps_of(
+    groups: Iterable[tuple[int, Sequence[int]]],
+    offset: Sequence[int],
+    owner: Sequence[int],
+    scope: Sequence[tuple[int, ...]],
+    parent: Sequence[int],
+    base: Sequence[Sequence[np.ndarray]],
+) -> list[Group]:
+    """The steps of each variable, in the order of elimination. groups: variables and their buckets;
+    owner: each bucket's variable; base: of each bucket its pair tables, of which only shapes are
+    looked at."""
+    size = [b - a for a, b in zip(offset, offset[1:], strict=False)]
+    children: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in scope]
+    found: list[Group] = []
+    for v, buckets in groups:
+        steps = []
+        for b in buckets:
+            axes = (v, *scope[b])
+            shape = tuple(size[u] for u in axes)
+            own = (offset[v], offset[v + 1], (shape[0], *(1,) * (len(shape) - 1)))
+            away: tuple[int, ...] = ()
+            if (to := parent[b]) >= 0:
+                inside, above = set(scope[b]), (owner[to], *scope[to])
+                children[to].append((b, tuple(size[u] if u in inside else 1 for u in above)))
+                away = tuple(k for k, u in enumerate(above) if u not in inside)
+            summands = [t.shape for t in base[b]] + [sent for _, sent in children[b]]
+            if b == v:
+                summands.insert(1, own[2])
+            steps.append(
+                Step(
+                    b,
+                    own if b == v else None,
+                    tuple(children[b]),
+                    _in_place(shape, summands),
+                    to,
+                    away,
+                )
+            )
+        found.append((v, tuple(steps)))
+    return found
+
+
+def _in_place(
+    shape: tuple[int, ...], summands: Sequence[tuple[int, ...]]
+) -> tuple[bool, ...] | None:
+    """Most summands lack an axis of a large table: until one has it, their sum is as small as what
+    is in it."""
+    if np.prod(shape, dtype=float) < LARGE:
+        return None
+    first, *others = summands
+    total, whole = first, []
+    for other in others:
+        total = tuple(map(max, total, other))
+        whole.append(total == shape)
+    return tuple(whole)
+
+
+def fill(
+    groups: Iterable[Group],
+    tables: Sequence[np.ndarray],
+    base: Sequence[Sequence[np.ndarray]],
+    unary: np.ndarray,
+    messages: list[np.ndarray | None],
+    shift: Mapping[int, np.ndarray] | None = None,
+    keep: bool = False,
+) -> None:
+    """Fill the tables of these variables and write what they send into `messages`, which has what
+    all other children sent. shift: per variable that was split the costs that its parts have more
+    than they are levelled to [parts, strategies]; keep: messages stay where they were read."""
+    add, least = np.add, np.minimum.reduce
+    for v, steps in groups:
+        for bucket, own, children, in_place, _, _ in steps:
+            table, (first, *others) = tables[bucket], base[bucket]
+            if own is not None:
+                others.insert(0, unary[own[0] : own[1]].reshape(own[2]))
+            others += [messages[c].reshape(shape) for c, shape in children]  # type: ignore[union-attr]
+            if table.dtype == np.int64 or in_place is not None:
+                _add_up(table, first, others, in_place)
+            elif others:
+                add(first, others[0], out=table)
+                for part in others[1:]:
+                    add(table, part, out=table)
+            else:
+                table[...] = first
+            if not keep:
+                for c, _ in children:
+                    messages[c] = None
+        if len(steps) > 1:
+            _level([tables[step.bucket] for step in steps], (shift or {}).get(v))
+        for step in steps:
+            messages[step.bucket] = least(tables[step.bucket], axis=0)
+
+
+def _add_up(
+    table: np.ndarray,
+    first: np.ndarray,
+    others: Sequence[np.ndarray],
+    in_place: Sequence[bool] | None,
+) -> None:
+    """Write a sum into a table, added up in this order; sums of integers end at `INF_INT`."""
+    total, whole = first, in_place
+    if whole is None:
+        table[...] = first
+        total, whole = table, [True] * len(others)
+    for part, into in zip(others, whole, strict=True):
+        total = np.add(total, part, out=table if into else None)
+        if table.dtype == np.int64:
+            np.minimum(total, INF_INT, out=total)
+    if total is not table:
+        table[...] = total
+
+
+def _level(tables: Sequence[np.ndarray], shift: np.ndarray | None) -> None:
+    """Shift costs between the parts of a variable so that each finds a strategy equally dear, but
+    for what is known to be better: that raises the sum of their minima most where nothing else is
+    known of what they send. By whole units, so that integers stay exact. shift: [parts,
+    strategies], of no sum.
+    """
+    least = np.array([_of_strategies(table) for table in tables])
+    total = least.sum(axis=0)
+    possible, known = np.isfinite(total), np.isfinite(least)
+    wanted = np.empty_like(least)
+    wanted[:] = np.floor(total / len(tables))
+    wanted[0, possible] = total[possible] - (len(tables) - 1) * wanted[0, possible]
+    if shift is not None:
+        wanted += shift
+    more = np.subtract(wanted, least, out=np.zeros_like(least), where=known)
+    for table, missing in zip(tables, more, strict=True):
+        table += missing.reshape(-1, *(1,) * (table.ndim - 1))
+
+
+def read_back(
+    groups: Sequence[Group],
+    tables: Sequence[np.ndarray],
+    messages: Sequence[np.ndarray | None],
+    value: float,
+) -> Iterable[tuple[int, list[np.ndarray]]]:
+    """Backward over tables that `fill` filled with what children sent (kept), parents first: add to
+    each what all other tables cost at least. Yields each variable and what each of its parts then
+    tells of its strategies. value: the sum of all messages that no table takes; float costs only.
+    """
+    least = np.minimum.reduce
+    for v, steps in reversed(groups):
+        told = []
+        for bucket, _, _, _, parent, away in steps:
+            table = tables[bucket]
+            if parent >= 0:
+                sent, rest = messages[bucket], tables[parent]
+                assert sent is not None
+                if away:
+                    rest = least(rest, axis=away)
+                known = np.isfinite(sent)
+                if known.all():
+                    table += rest - sent
+                else:
+                    table += np.subtract(rest, sent, out=np.zeros_like(sent), where=known)
+            else:
+                table += value - table.min()
+            told.append(_of_strategies(table))
+        yield v, told
+
+
+def _of_strategies(table: np.ndarray) -> np.ndarray:
+    """The least entry of each strategy."""
+    least: np.ndarray = np.minimum.reduce(table.reshape(len(table), -1), axis=1)
+    return least
+
+
+def shifted(told: np.ndarray, step: float, shift: np.ndarray | None) -> np.ndarray:
+    """A shift towards parts that all tell the same of each strategy. told, shift: [parts,
+    strategies]"""
+    possible = np.isfinite(told).all(axis=0)
+    more = np.zeros_like(told)
+    known = told[:, possible]
+    more[1:, possible] = np.rint(step * (known.mean(axis=0) - known)[1:])
+    more[0] = -more[1:].sum(axis=0)
+    return more if shift is None else shift + more
