@@ -85,7 +85,7 @@ def same_whatever_it_is_called(proto: Any, options: dict[str, Any], folder: Path
     assert again.found == again.asked == kept.asked >= 1
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_model_called_otherwise_is_not_searched_again(name: str, tmp_path: Path) -> None:
     """Its plan is the one that a search of it finds, and comes from the search of the model under
@@ -94,7 +94,7 @@ def test_a_model_called_otherwise_is_not_searched_again(name: str, tmp_path: Pat
     same_whatever_it_is_called(make(), options, tmp_path)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.skipif(not MODELS.is_dir(), reason="no exported models here")
 @pytest.mark.parametrize("name", FILES)
 def test_an_exported_model_called_otherwise_is_not_searched_again(

@@ -180,7 +180,7 @@ def test_gpus_multiply_float8(triton: bool) -> None:
 def test_devices_without_float8_are_told() -> None:
     def said(hardware: str) -> list[str]:
         strategy = planner.plan(
-            GPT, devices=8, batch=16, precision="fp8", hardware=hardware, baselines=False
+            "zoo:mlp-tiny", devices=8, batch=16, precision="fp8", hardware=hardware, baselines=False
         )
         return [f for f in findings(strategy) if "no units for products in fp8" in f]
 

@@ -192,8 +192,9 @@ def test_a_checkpoint_is_read_in_another_precision(
 
 def test_what_is_verified_has_the_scale_and_the_agreement() -> None:
     """Bytes of the scale in arguments and results, and the one number that devices sum."""
-    strategy, _ = program_of(GPT, "pp=2,dp=4,zero=1,micro=4", "shard_map", "fp16")
-    report = verify(strategy, GPT, run=False)
+    source = f"{MLP},layers=10"
+    strategy, _ = program_of(source, "pp=2,dp=4,zero=1,micro=4", "shard_map", "fp16")
+    report = verify(strategy, source, run=False)
     rows = {f.what: f for f in report.figures}
     assert all(f.distance == 0 for f in report.figures if f.judged)
     assert rows["all-reduce over stage+data"].predicted == 4

@@ -448,7 +448,7 @@ PRICED = (
 )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("pins", PRICED)
 @pytest.mark.parametrize("launcher", READERS, ids=lambda m: m.NAME)
 def test_what_is_exported_is_imported_at_its_price(

@@ -24,10 +24,10 @@ def test_spaces_have_the_recipes_that_are_written() -> None:
     }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "recipe",
-    ["bf16-mixed", "bf16-pure", "bf16-fp32-grads", "fp16", "fp8", "fp8-fp32-grads", "fp32"],
+    ["bf16-fp32-grads", "bf16-mixed", "bf16-pure", "fp16", "fp8", "fp8-fp32-grads", "fp32"],
 )
 def test_what_is_written_is_read(recipe: str, tmp_path: Path) -> None:
     made = planner.plan(

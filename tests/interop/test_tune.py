@@ -107,7 +107,7 @@ def test_what_is_promised_is_what_importing_it_says(
 def test_the_best_settings_are_left_as_they_are(
     tuned: Callable[[str], tuple[dict, Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written = tuned("megatron")[1]
+    written = tuned("hf")[1]
     mine = tmp_path / f"best{written.suffix}"
     mine.write_text(written.read_text())
     assert main(["tune", str(mine), "--model", LLAMA, *MACHINE, "--quiet"]) == 0

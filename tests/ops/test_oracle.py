@@ -17,7 +17,7 @@ from tests.ops.oracle_cases import all_cases
 
 CASES = all_cases()
 SAMPLE = 2
-OFTEN = 2
+OFTEN = 1
 """Cases of an operator whose samples are compared always; those of more are slow."""
 
 

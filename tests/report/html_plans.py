@@ -51,11 +51,19 @@ def plan(
     runtime: str = "jax-shard_map",
     devices: int = 8,
 ) -> Strategy:
-    """A small plan on 8 devices; its blocks are a loop where pins do not say otherwise."""
+    """A small plan on 8 devices; its blocks are a loop where pins do not say otherwise.
+    Beside the free one and the one of most pages stand baselines."""
+    compared = pins in ("", "tp=2,micro=2")
     if "blocks" not in pins and workload == "train" and runtime == "jax-shard_map":
         pins = f"{pins},blocks=looped".lstrip(",")
     return planner.plan(
-        spec, devices=devices, batch=16, pins=pins or None, workload=workload, runtime=runtime
+        spec,
+        devices=devices,
+        batch=16,
+        pins=pins or None,
+        workload=workload,
+        runtime=runtime,
+        baselines=compared,
     )
 
 

@@ -524,7 +524,7 @@ def test_odd_plans_have_a_page(change: dict) -> None:
 
 
 def test_depth_does_not_grow_the_page(one: str) -> None:
-    deep_spec = "zoo:gpt-tiny,hidden=256,layers=24"
+    deep_spec = "zoo:gpt-tiny,hidden=256,layers=12"
     deep = page([view("tp=2,micro=2", "", deep_spec)])
     assert len(deep) < 1.1 * len(one) < 220_000
     written_out = page([view("tp=2,micro=2,blocks=written-out", "", deep_spec)])

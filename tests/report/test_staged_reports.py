@@ -180,6 +180,7 @@ def test_every_bar_of_every_stage_adds_up_to_the_step(spec: str, pins: str) -> N
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("spec", "pins"), CASES)
 def test_the_curve_peaks_at_the_priced_memory(spec: str, pins: str) -> None:
     s, d = plan(pins, spec), detail(pins, spec)
