@@ -9,7 +9,8 @@ The first argument holds the parameters; the leading dim of the first leaf of th
 batch. A function with one number as its result is trained (that number is its loss), any other is
 run. The whole batch is one microbatch and nothing is computed again, because `jax.jit` runs the
 function as it is: the compiler places the collectives (runtime jax-jit) and keeps what
-`jax.checkpoint` says.
+`jax.checkpoint` says. The precision is the function's own, too: the type that most of its products
+are in, and that of its parameters.
 """
 
 from __future__ import annotations
@@ -17,17 +18,26 @@ from __future__ import annotations
 import inspect
 import sys
 import types
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from planner.errors import PlanError
+from planner.graph.ir import Graph, WeightRef
 from planner.pins.pins import Pins, parse_pins
+from planner.reader import read_model
+from planner.reader.draft.weight_transforms import stored_axes
 from planner.reader.jax.primitives import PRIMITIVES
 from planner.reader.jax.trace import Trace, Value
 from planner.strategy.jax_shardings import mesh_of, partition, shardings
 from planner.strategy.strategy import Strategy
+
+PRODUCTS = ("MatMul", "Einsum", "Conv", "ConvTranspose")
+"""Operators of a trace that run on matrix units."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +98,9 @@ def from_jax(
         pins=_as_it_is(pins),
         runtime=runtime,
         batch=data[0].shape[0],
-        **options,
+        **{"precision": _precision(trace, leaves), **options},
     )
-    rows = _rows(strategy, leaves, trace.stacked)
+    rows = _rows(strategy, leaves, trace.stacked, read_model(proto))
     mesh = mesh_of(strategy)
     where = [
         partition(mesh, rows[v.parameter or v.name], dict(strategy.mesh_shape), False)
@@ -132,6 +142,23 @@ def _as_it_is(pins: Any) -> Pins:
     return replace(given, techniques={"microbatches": 1, "recompute": "none", **given.techniques})
 
 
+def _precision(trace: Trace, leaves: list[Value]) -> str:
+    """The recipe that a function computes in: by the type of most results of products, and of most
+    parameters."""
+    products, weights = Counter[str](), Counter[str]()
+    for made in trace.nodes:
+        if made.op_type in PRODUCTS:
+            result = trace.types[made.output[0]]
+            products[np.dtype(result.dtype).name] += prod(result.shape)
+    for leaf in leaves:
+        if leaf.parameter:
+            weights[np.dtype(leaf.dtype).name] += prod(leaf.shape)
+    kind, stored = (max(sizes, key=sizes.__getitem__, default="") for sizes in (products, weights))
+    if kind == "bfloat16":
+        return "bf16-pure" if stored == kind else "bf16-mixed"
+    return "fp16" if kind == "float16" else "fp32"
+
+
 def _leaf(path: Any, aval: Any, words: list[str]) -> Value:
     """An argument's leaf: parameters are called by their path, inputs by the argument's name and
     their path."""
@@ -144,8 +171,6 @@ def _leaf(path: Any, aval: Any, words: list[str]) -> Value:
     )
     name = name or "parameters"
     try:
-        import numpy as np
-
         dtype = np.dtype(aval.dtype)
     except TypeError as e:
         raise PlanError(
@@ -157,33 +182,57 @@ def _leaf(path: Any, aval: Any, words: list[str]) -> Value:
 
 
 def _rows(
-    strategy: Strategy, leaves: list[Value], stacked: Mapping[str, int]
+    strategy: Strategy, leaves: list[Value], stacked: Mapping[str, int], graph: Graph
 ) -> dict[str, dict[str, Any]]:
-    """Leaf -> layout. Of stacked weights that of the first iteration, the stack's own dim whole; of
-    what the plan has no use for, none."""
-    by_label = {row["label"]: row for row in strategy.tensors.values() if row.get("label")}
+    """Leaf -> layout in the leaf's own dims: the graph's weights may be transposed or reshaped. Of
+    stacked weights that of the first iteration, the stack's own dim whole; of what the plan has no
+    use for, none."""
+    by_label = {row["label"]: name for name, row in strategy.tensors.items() if row.get("label")}
     out = {}
     for v in leaves:
         name = v.parameter or v.name
-        row = by_label.get(name) or strategy.tensors.get(name)
+        one = f"{name}.0" if name in stacked else name
+        tensor = by_label.get(one, one)
+        own = _own_dims(
+            strategy.tensors.get(tensor),
+            v.shape[name in stacked :],
+            graph.weights.get(tensor),
+            dict(strategy.mesh_shape),
+        )
         if name in stacked:
-            one = (
-                by_label.get(f"{name}.0")
-                or strategy.tensors.get(f"{name}.0")
-                or {"layout": [[]] * (len(v.shape) - 1)}
-            )
-            zero = one.get("zero")
-            row = {
-                "layout": [[], *one["layout"]],
-                **({"zero": {**zero, "dim": zero["dim"] + 1}} if zero else {}),
-            }
-        usable = row is not None and len(row["layout"]) == len(v.shape)
-        out[name] = {
-            **(row if usable and row is not None else {"layout": [[]] * len(v.shape)}),
-            "shape": list(v.shape),
-            "label": name,
-        }
+            zero = own.get("zero")
+            own["layout"] = [[], *own["layout"]]
+            own |= {"zero": {**zero, "dim": zero["dim"] + 1}} if zero else {}
+        out[name] = {**own, "shape": list(v.shape), "label": name}
     return out
+
+
+def _own_dims(
+    row: Mapping[str, Any] | None,
+    shape: tuple[int, ...],
+    weight: WeightRef | None,
+    sizes: Mapping[str, int],
+) -> dict[str, Any]:
+    """A row of a strategy's tensors in the dims of a leaf of that shape; whole where it has none.
+    A ZeRO stage cuts what is kept, not what is computed with: where the dim it cuts is no dim of
+    the leaf, or not a multiple, it cuts another one."""
+    steps = () if weight is None else weight.transform
+    if row is None or (not steps and len(row["layout"]) != len(shape)):
+        return {"layout": [[]] * len(shape)}
+    found = {key: value for key, value in row.items() if key != "zero"}
+    cuts = [tuple(axes) for axes in row["layout"]]
+    own = stored_axes(cuts, shape, steps)
+    found["layout"] = [list(axes) for axes in own]
+    if zero := row.get("zero"):
+        each = [tuple(zero["axes"]) if d == zero["dim"] else () for d in range(len(cuts))]
+        first = [d for d, axes in enumerate(stored_axes(each, shape, steps)) if axes]
+        fits = [
+            d
+            for d in (*first, *sorted(range(len(shape)), key=lambda d: -shape[d]))
+            if shape[d] % prod(sizes[a] for a in {*own[d], *zero["axes"]}) == 0
+        ]
+        found |= {"zero": {**zero, "dim": fits[0]}} if fits else {}
+    return found
 
 
 class _Module(types.ModuleType):

@@ -98,10 +98,13 @@ def _read(model: Checked, folder: Path | None, name: str, **options: Any) -> Gra
     from planner.reader.fuse.fuse import fuse
     from planner.reader.onnx.finish import finish
     from planner.reader.onnx.start import start
+    from planner.reader.onnx.weight_casts import drop_weight_casts
 
     draft, bound = start(model, folder, name, **options)
+    drop_weight_casts(draft)
     tidy(draft)
     fuse(draft)
+    drop_weight_casts(draft)  # of scales and biases, which are known now
     if bound.lowered is not None and bound.batch != bound.lowered:
         try:
             rebatch(draft, bound)

@@ -270,6 +270,66 @@ def test_a_gpt_trains_under_its_shardings_as_on_one_device(pins: str | None) -> 
         assert "'data'" in specs["up"]
 
 
+def mixed(p: Any, ids: Any, labels: Any) -> Any:
+    """A decoder as mixed precision is written in JAX: parameters in float32, cast where they are
+    read; heads are dims of the weights; the embedding is read in both types."""
+    x = (p["wte"][ids] + p["wpe"]).astype(jnp.bfloat16)
+
+    def block(x: Any, w: Any) -> Any:
+        w = jax.tree.map(lambda a: a.astype(x.dtype), w)
+        q, k, v = jnp.einsum("bsd,dthk->tbshk", norm(x, w["g1"]), w["qkv"])
+        y = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        x = x + jnp.einsum("bshk,hkd->bsd", y, w["o"])
+        return x + jax.nn.gelu(norm(x, w["g2"]) @ w["up"]) @ w["down"], None
+
+    x, _ = jax.lax.scan(block, x, p["blocks"])
+    logits = (norm(x, p["g"].astype(x.dtype)) @ p["wte"].T.astype(x.dtype)).astype(jnp.float32)
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1).mean()
+
+
+def mixed_parameters() -> dict[str, Any]:
+    p = gpt_parameters()
+    q, k, v, o = (p["blocks"].pop(n) for n in "qkvo")
+    heads = (LAYERS, WIDTH, HEADS, WIDTH // HEADS)
+    p["blocks"]["qkv"] = np.stack([t.reshape(heads) for t in (q, k, v)], 2)
+    p["blocks"]["o"] = o.reshape(LAYERS, HEADS, WIDTH // HEADS, WIDTH)
+    return p
+
+
+@pytest.mark.parametrize("pins", ["dp=4,tp=2,zero=3", "dp=8,zero=3"])
+def test_weights_that_are_cast_are_cut_as_planned(pins: str) -> None:
+    params, data = mixed_parameters(), tokens()
+    planned = planner.from_jax(mixed, params, *data, devices=8, pins=pins)
+    assert planned.strategy.workload["precision"] == "bf16-mixed" and not planned.replicated
+    where, *inputs = planned.in_shardings
+    assert jax.tree.leaves(planned.shardings(params)) == jax.tree.leaves(where)
+    # Of matrices nothing is whole, be it transposed or reshaped on its way to a product.
+    local = jax.tree.map(lambda x, to: np.prod(to.shard_shape(x.shape)) / x.size, params, where)
+    matrices = {n: local["blocks"][n] for n in ("qkv", "o", "up", "down")} | {"wte": local["wte"]}
+    assert max(matrices.values()) == (1 / 8 if "dp=8" in pins else 1 / 4), matrices
+    step = jax.jit(jax.value_and_grad(mixed), in_shardings=planned.in_shardings)
+    loss, _ = step(jax.device_put(params, where), *map(jax.device_put, data, inputs))
+    np.testing.assert_allclose(loss, jax.jit(mixed)(params, *data), rtol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("types", "precision"),
+    [("ff", "fp32"), ("fb", "bf16-mixed"), ("bb", "bf16-pure"), ("fh", "fp16")],
+)
+def test_the_precision_is_the_functions(types: str, precision: str) -> None:
+    stored, computed = ({"f": jnp.float32, "b": jnp.bfloat16, "h": jnp.float16}[t] for t in types)
+
+    def fn(p: Any, x: Any) -> Any:
+        return jnp.sum((x.astype(computed) @ p.astype(computed)).astype(jnp.float32) ** 2)
+
+    planned = planner.from_jax(fn, S((32, 32), stored), S((8, 32), np.float32), devices=4)
+    assert planned.strategy.workload["precision"] == precision
+    planned = planner.from_jax(
+        fn, S((32, 32), stored), S((8, 32), np.float32), devices=4, precision="fp32"
+    )
+    assert planned.strategy.workload["precision"] == "fp32"
+
+
 def test_the_optimizers_state_has_shardings_too() -> None:
     optax = pytest.importorskip("optax")
     params, data = gpt_parameters(), tokens()

@@ -9,7 +9,7 @@ elements, old being a batch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -66,3 +66,59 @@ def lengthen(array: np.ndarray, step: tuple[int, ...], name: str) -> np.ndarray:
             help=[f"plan with --batch {old}, or export with a dynamic batch"],
         )
     return out.astype(array.dtype).reshape(*shape[:axis], major * new * minor, *shape[axis + 1 :])
+
+
+Axes = tuple[str, ...]
+
+
+def stored_axes(
+    dims: Sequence[Axes], shape: tuple[int, ...], steps: Sequence[tuple[str, tuple[int, ...]]]
+) -> list[Axes]:
+    """The mesh axes that cut each dim of a weight as it is stored, from those that cut it after all
+    steps. shape: as it is stored. A cut that the stored weight cannot have (of a part of what a
+    reshape has joined, along a dim that was sliced) is left out: there it is whole."""
+    shapes = [shape]
+    for kind, arg in steps:
+        shapes.append(_shape_after(shapes[-1], kind, arg))
+    found = list(dims)
+    for (kind, arg), before, after in zip(
+        reversed(steps), shapes[-2::-1], shapes[::-1], strict=False
+    ):
+        if kind == "reshape":
+            found = _before_reshape(found, before, after)
+        elif kind == "transpose":
+            found = [found[arg.index(d)] for d in range(len(before))]
+        else:
+            found[arg[0]] = ()
+    return found
+
+
+def _shape_after(shape: tuple[int, ...], kind: str, arg: tuple[int, ...]) -> tuple[int, ...]:
+    if kind == "reshape":
+        return arg
+    if kind == "transpose":
+        return tuple(shape[d] for d in arg)
+    axis, long = arg[0], len(range(*arg[1:])) if kind == "slice" else arg[1] * arg[4] * arg[3]
+    return (*shape[:axis], long, *shape[axis + 1 :])
+
+
+def _before_reshape(
+    dims: Sequence[Axes], before: tuple[int, ...], after: tuple[int, ...]
+) -> list[Axes]:
+    """Dims that have as many elements on both sides belong together, and the first of them can be
+    cut on either."""
+    found: list[Axes] = [()] * len(before)
+    i = j = 0
+    while i < len(before) and j < len(after):
+        first, cut, a, b = i, j, before[i], after[j]
+        i, j = i + 1, j + 1
+        while a != b:
+            if a < b:
+                a, i = a * before[i], i + 1
+            else:
+                b, j = b * after[j], j + 1
+        # Dims of one are not cut: the first that can be.
+        old = next((d for d in range(first, i) if before[d] > 1), first)
+        new = next((d for d in range(cut, j) if after[d] > 1), cut)
+        found[old] = dims[new]
+    return found

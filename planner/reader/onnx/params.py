@@ -35,7 +35,7 @@ import numpy as np
 from planner.graph.findings import Finding
 from planner.reader.draft.draft import Draft, Op
 
-_TRAINABLE = ("float64", "float32", "float16", "bfloat16")
+TRAINABLE = ("float64", "float32", "float16", "bfloat16")
 _NORMS = ("LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization")
 _THROUGH = ("Reshape", "Transpose", "Cast", "Identity", "Exp", "Neg", "Softplus", "Sigmoid", "Tanh")
 _PARTS = ("Slice", "Split", "Concat", "Expand", "Gather")
@@ -192,7 +192,7 @@ def parameter_uses(draft: Draft) -> list[Use]:
             if (
                 not name
                 or name in data
-                or draft.dtype(name) not in _TRAINABLE
+                or draft.dtype(name) not in TRAINABLE
                 or (op.op, slot) in STATE
             ):
                 continue
@@ -215,7 +215,7 @@ def _may_train(draft: Draft, leaf: str) -> bool:
     """Whether nothing speaks against a leaf: it is a float, kept as stored, and no buffer by the
     exporter's record."""
     return (
-        draft.dtype(leaf) in _TRAINABLE
+        draft.dtype(leaf) in TRAINABLE
         and (leaf not in draft.values or leaf in draft.keep_floats)
         and not draft.records.buffer(leaf)
     )
@@ -411,7 +411,7 @@ def _join_copies(draft: Draft, by_leaf: dict[str, list[Use]]) -> bool:
             continue
         first = names[0]
         for name in names[1:]:
-            if draft.refs[name] == draft.refs[first] and draft.types[name] == draft.types[first]:
+            if draft.refs[name] == draft.refs[first] and draft.shape(name) == draft.shape(first):
                 for op in draft.ops:
                     op.inputs[:] = [first if i == name else i for i in op.inputs]
                 by_leaf.setdefault(first, []).extend(by_leaf.pop(name, []))
