@@ -18,7 +18,6 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -31,13 +30,11 @@ from planner.graph.ir import Graph, WeightRef
 from planner.pins.pins import Pins, parse_pins
 from planner.reader import read_model
 from planner.reader.draft.weight_transforms import stored_axes
+from planner.reader.jax.precision import precision_of
 from planner.reader.jax.primitives import PRIMITIVES
 from planner.reader.jax.trace import Trace, Value
 from planner.strategy.jax_shardings import mesh_of, partition, shardings
 from planner.strategy.strategy import Strategy
-
-PRODUCTS = ("MatMul", "Einsum", "Conv", "ConvTranspose")
-"""Operators of a trace that run on matrix units."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ def from_jax(
         pins=_as_it_is(pins),
         runtime=runtime,
         batch=data[0].shape[0],
-        **{"precision": _precision(trace, leaves), **options},
+        **{"precision": precision_of(trace, leaves), **options},
     )
     rows = _rows(strategy, leaves, trace.stacked, read_model(proto))
     mesh = mesh_of(strategy)
@@ -140,23 +137,6 @@ def _as_it_is(pins: Any) -> Pins:
     """Pins, and what jax.jit does: one microbatch, nothing computed again."""
     given = pins if isinstance(pins, Pins) else parse_pins(pins)
     return replace(given, techniques={"microbatches": 1, "recompute": "none", **given.techniques})
-
-
-def _precision(trace: Trace, leaves: list[Value]) -> str:
-    """The recipe that a function computes in: by the type of most results of products, and of most
-    parameters."""
-    products, weights = Counter[str](), Counter[str]()
-    for made in trace.nodes:
-        if made.op_type in PRODUCTS:
-            result = trace.types[made.output[0]]
-            products[np.dtype(result.dtype).name] += prod(result.shape)
-    for leaf in leaves:
-        if leaf.parameter:
-            weights[np.dtype(leaf.dtype).name] += prod(leaf.shape)
-    kind, stored = (max(sizes, key=sizes.__getitem__, default="") for sizes in (products, weights))
-    if kind == "bfloat16":
-        return "bf16-pure" if stored == kind else "bf16-mixed"
-    return "fp16" if kind == "float16" else "fp32"
 
 
 def _leaf(path: Any, aval: Any, words: list[str]) -> Value:
