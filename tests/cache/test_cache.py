@@ -314,7 +314,7 @@ def test_an_edited_entry_changes_no_price(
     assert all(row["split"] == made["nodes"][name]["split"] for name, row in found["nodes"].items())
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("layouts", [[], [[None, None]], "none of them", [0] * 1000, None])
 def test_layouts_that_are_none_of_a_tensors_are_no_entry(layouts: Any, tmp_path: Path) -> None:
     """Of a model with tensors that several operators read."""

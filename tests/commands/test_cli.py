@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,6 +21,7 @@ from planner.cli import VERBS, choose_verb, main, parser
 from planner.commands.sweep import series
 from planner.errors import PlanError
 from planner.strategy.strategy import Strategy
+from planner.verify.report import VerifyReport
 
 ROOT = Path(__file__).parents[2]
 TINY = "zoo:llama-tiny"
@@ -366,13 +368,20 @@ def test_verify_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         )
         == 0
     )
+    reports: list[VerifyReport] = []
+    real = worker.verify
+
+    def kept(*args: Any, **more: Any) -> VerifyReport:
+        reports.append(real(*args, **more))
+        return reports[-1]
+
+    monkeypatch.setattr(worker, "verify", kept)
     assert main(["verify", "s.json", "--no-run"]) == 0
     out = capsys.readouterr().out
     assert "argument bytes" in out and "traffic: exact" in out and "numbers: not run" in out
-    real = worker.verify
+    report = reports.pop()
 
-    def off_by_one(*args: object, **more: object) -> object:
-        report = real(*args, **more)  # type: ignore[arg-type]
+    def off_by_one(*_: object, **__: object) -> object:
         first = next(f for f in report.figures if f.judged and f.of == "traffic")
         return replace(
             report,

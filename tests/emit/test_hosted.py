@@ -106,7 +106,7 @@ def test_tables_that_something_else_reads_stay() -> None:
     )
 
 
-@pytest.mark.parametrize("place", ["host", "server"])
+@pytest.mark.parametrize("place", ["host", pytest.param("server", marks=pytest.mark.slow)])
 def test_a_step_adds_pulling_and_pushing(place: str, tmp_path: Path) -> None:
     """By hand: two pieces [64, 16] with two moments in float32, on two nodes of eight."""
     s = planner.plan(

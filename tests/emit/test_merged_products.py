@@ -13,7 +13,7 @@ from planner.emit.from_strategy import program
     [
         ("zoo:dit-s-2", "infer", "written-out", True),
         ("zoo:dit-s-2", "infer", "looped", False),
-        ("zoo:dit-s-2", "train", "written-out", False),
+        pytest.param("zoo:dit-s-2", "train", "written-out", False, marks=pytest.mark.slow),
         ("zoo:vit-b16", "infer", "looped", False),
     ],
 )

@@ -126,7 +126,10 @@ values to begin with."""
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(c, marks=[pytest.mark.slow] * (c in ("gpt-stages", "mixtral"))) for c in CASES],
+    [
+        pytest.param(c, marks=[pytest.mark.slow] * (c in ("gpt-stages", "mixtral", "llama-zero-3")))
+        for c in CASES
+    ],
 )
 def test_a_folder_is_the_program_in_one_file(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same text for the compiler, so the same collectives, and the same bits; names of

@@ -170,7 +170,7 @@ def test_long_pieces_come_in_blocks_of_queries(monkeypatch: pytest.MonkeyPatch) 
     agree(found, unsharded(operands, 2, True))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("groups", [2, 1])
 @pytest.mark.parametrize("causal", [True, False])
 def test_splash_attends_to_pieces(

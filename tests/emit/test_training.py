@@ -270,7 +270,11 @@ def test_twenty_steps_are_those_of_optax(backend: str, pins: str, reference: tup
 
 
 @pytest.mark.parametrize(
-    "more", ["zero=1", pytest.param("zero=0,offload=optimizer", marks=pytest.mark.slow)]
+    "more",
+    [
+        pytest.param("zero=1", marks=pytest.mark.slow),
+        pytest.param("zero=0,offload=optimizer", marks=pytest.mark.slow),
+    ],
 )
 def test_steps_of_uneven_stages_are_those_of_optax(more: str) -> None:
     """One of the three stages is at two places, whose gradients count once."""

@@ -358,6 +358,7 @@ def test_a_program_equals_the_unsharded_one_and_sends_what_was_counted() -> None
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("stages", "schedule", "virtual", "products"),
     [

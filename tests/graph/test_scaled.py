@@ -276,6 +276,7 @@ def test_products_alone_are_below_every_bound(source: str) -> None:
     assert checked > 20
 
 
+@pytest.mark.slow
 def test_a_search_builds_few_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Meshes that products alone rule out have none built, and only leaves that are priced have one
     of their own; memory binds. First bounds leave out attention: with all of its pairs, which no

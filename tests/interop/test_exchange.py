@@ -86,7 +86,7 @@ def through(
     return found.settings
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("launcher", "suffix"), FORMS, ids=[f"{m.NAME}{suffix}" for m, suffix in FORMS]
 )

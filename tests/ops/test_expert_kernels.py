@@ -87,7 +87,7 @@ CASES = [
 ]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(("device", "router", "way"), CASES)
 def test_one_kernel_computes_what_blocks_compute(
     device: str, router: str, way: tuple[bool, bool, bool], monkeypatch: pytest.MonkeyPatch

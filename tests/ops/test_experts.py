@@ -194,7 +194,7 @@ def test_large_mixtures_plan_to_send_tokens_to_their_experts() -> None:
 
 EXPERT = {"data": (2,), "expert": (4,)}
 PAIRS = [
-    ("expert-b",),
+    pytest.param(("expert-b",), marks=pytest.mark.slow),
     pytest.param(("expert-s",), marks=pytest.mark.slow),
     pytest.param(("e",), marks=pytest.mark.slow),
     pytest.param(("f",), marks=pytest.mark.slow),

@@ -150,6 +150,7 @@ def test_more_types_are_planned_or_refused(
     planned_or_refused(tmp_path_factory.mktemp("types"), form, TYPES[name], training, first)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["BFLOAT16", "STRING", "FLOAT8E4M3FN", "INT4"])
 def test_types_that_exporters_write_are_planned_or_refused(
@@ -224,6 +225,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("place", FAULTS)
 def test_a_fault_in_the_cache_costs_no_plan(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -696,7 +696,7 @@ def test_a_picture_needs_matplotlib_and_says_so(
     )
 
 
-@pytest.mark.parametrize("workload", ["train", "infer"])
+@pytest.mark.parametrize("workload", [pytest.param("train", marks=pytest.mark.slow), "infer"])
 def test_a_picture(workload: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from planner.report.html.plots import png

@@ -132,7 +132,13 @@ def test_spaces_run_again_what_the_framework_does() -> None:
     ("source", "runtime", "lora", "stages"),
     [
         ("deepseek-v2-lite,layers=5", "megatron", "", 4),
-        ("llama3-70b,layers=5", "jax-shard_map", "rank=16,targets=*_proj.weight", 4),
+        pytest.param(
+            "llama3-70b,layers=5",
+            "jax-shard_map",
+            "rank=16,targets=*_proj.weight",
+            4,
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "llama3-70b,layers=5",
             "fsdp",

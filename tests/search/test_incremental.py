@@ -227,7 +227,7 @@ def planned_anew(source: str) -> Strategy:
     return plan(source, None, incremental=False)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "rows", [None, 3, [3], [{}], [WRONG], "gone", "short", "strange", "endless"]
 )

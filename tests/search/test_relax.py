@@ -20,7 +20,11 @@ from planner.workload.model import Model, Workload
 
 @pytest.mark.parametrize(
     ("source", "devices", "batch"),
-    [("zoo:llama3-8b,layers=2", 16, 64), ("zoo:resnet18", 8, 64), ("zoo:bert-tiny", 6, 24)],
+    [
+        ("zoo:llama3-8b,layers=2", 16, 64),
+        pytest.param("zoo:resnet18", 8, 64, marks=pytest.mark.slow),
+        ("zoo:bert-tiny", 6, 24),
+    ],
 )
 def test_bounds_are_those_of_the_assembled_problem(source: str, devices: int, batch: int) -> None:
     request = make_request(devices=devices, hardware=None, topology=None)

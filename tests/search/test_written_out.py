@@ -49,6 +49,7 @@ def test_neither_way_is_faster_than_the_free_plan_nor_below_its_bound(
         assert free.solver["bound_s"] <= way.cost.step_time_s * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_long_programs_and_other_devices_have_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     assert step().chosen.blocks == "written-out"
     assert step(hardware="cpu").chosen.blocks == "looped"
@@ -90,6 +91,7 @@ def test_what_enters_a_block_is_converted_for_each_repeat(source: str, workload:
     assert report.ok, report.verdicts
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("other", ["recompute=block", "zero=3", "pp=2", "copies=2"])
 def test_what_only_loops_do_contradicts(other: str) -> None:
     assert step(other).chosen.blocks == "looped"

@@ -278,7 +278,7 @@ def test_devices_without_float8_are_told() -> None:
         assert "fp8: weights of products and experts" in text and "2 bytes a parameter" not in text
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("engine", ["vllm", pytest.param("sglang", marks=pytest.mark.slow)])
 def test_engines_are_told(engine: str) -> None:
     made = planned("zoo:llama3-8b,layers=1", "fp8", devices=4, objective="tpot")
     rows = [{**r, "fits": True} for r in made.rows if r["label"].startswith("tp=")]

@@ -291,6 +291,7 @@ def test_int8_leaves_what_spreads_latents_as_it_is(tmp_path: Path) -> None:
     assert (tokens == greedy(model, ids, 6)).all()
 
 
+@pytest.mark.slow
 def test_a_token_of_v3_takes_576_numbers_a_layer() -> None:
     """On every device of a replica, however many cut its heads; a row of keys and values spread out
     for 128 heads would be 71 times as large."""

@@ -17,7 +17,7 @@ from planner.strategy import schema
 from planner.verify import confirm, targets, worker
 from planner.verify.report import FLOPS, Figure, VerifyReport
 
-SOURCE = "zoo:gpt2-small,layers=2,seq=128"
+SOURCE = "zoo:gpt2-small,layers=1,seq=128"
 GIB = 2**30
 Peak = Callable[[planner.Strategy, int], int]
 
@@ -153,6 +153,7 @@ def test_where_none_fits_the_best_is_written_and_said(
     assert "gpu:h100 says that it does not fit" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_the_best_plan_of_the_search(
     compiler: Callable[[Peak], list[planner.Strategy]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -310,7 +310,11 @@ def test_half_the_payload_on_as_many_devices(mine: Ours, kept: bool) -> None:
 
 @pytest.mark.parametrize(
     ("mine", "kept"),
-    [(_plan(), True), (_plan(state=FITS_BYTES + 1), False), (_plan(memory=FITS_BYTES + 1), False)],
+    [
+        (_plan(), True),
+        (_plan(state=FITS_BYTES + 1), False),
+        pytest.param(_plan(memory=FITS_BYTES + 1), False, marks=pytest.mark.slow),
+    ],
 )
 def test_what_fits(mine: Ours, kept: bool) -> None:
     (mark,) = compare([_listing(48, 64, small=False)[0]], lambda job: mine, lambda line: None)

@@ -272,7 +272,10 @@ def test_programs_lowered_for_devices_without_named_memories_name_them(
 @pytest.mark.parametrize(
     "pins",
     [
-        "dp=4,tp=2,micro=2,zero=2,recompute=block-keep,offload=optimizer+activations",
+        pytest.param(
+            "dp=4,tp=2,micro=2,zero=2,recompute=block-keep,offload=optimizer+activations",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "pp=2,dp=2,tp=2,micro=4,zero=1,recompute=block,offload=optimizer",
             marks=pytest.mark.slow,

@@ -60,7 +60,7 @@ def test_nothing_changed(strategy: Strategy) -> None:
 
 
 @pytest.mark.parametrize(
-    "devices", [pytest.param(8, marks=pytest.mark.slow), 16], ids=["a node", "two nodes"]
+    "devices", [8, pytest.param(16, marks=pytest.mark.slow)], ids=["a node", "two nodes"]
 )
 def test_what_was_planned_before_is_not_searched_again(devices: int, tmp_path: Path) -> None:
     """Neither after the plan itself, on the same machine as a file has it, nor by the next check;
@@ -165,7 +165,8 @@ def test_the_best_plan_now_keeps_the_pins_and_says_what_they_cost() -> None:
         check(lost, SPEC)
 
 
-@pytest.mark.parametrize("asked", [{"objective": "memory"}, {"mode": "data-parallel"}])
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("asked", [{"mode": "data-parallel"}, {"objective": "memory"}])
 def test_the_best_plan_now_is_searched_for_as_the_baseline_was(asked: dict[str, str]) -> None:
     made = Strategy.load(saved(planner.plan(SPEC, devices=8, batch=16, baselines=False, **asked)))  # type: ignore[arg-type]
     report = check(made, SPEC)

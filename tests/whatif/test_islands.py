@@ -129,6 +129,7 @@ def test_where_one_kind_is_faster_alone_it_is_planned_alone() -> None:
         assert any("the others are left out" in f["text"] for f in plan.findings)
 
 
+@pytest.mark.slow
 def test_a_kind_whose_devices_fill_no_nodes_alone_is_left_out_of_what_is_compared() -> None:
     """Nine of eight to a node are no machine by themselves; islands of one device are."""
     plan = planner.plan(

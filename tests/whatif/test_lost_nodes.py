@@ -145,6 +145,7 @@ def test_what_cannot_be_asked(
     assert "error[P003]" in error and says in " ".join(error.split())
 
 
+@pytest.mark.slow
 def test_pins_that_have_no_place_on_what_is_left_are_said_to_be_dropped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

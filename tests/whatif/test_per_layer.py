@@ -70,7 +70,7 @@ def test_a_plan_costs_the_same_with_repeats_alike_and_apart(source: str, pins: s
     [
         ("zoo:gpt-tiny,layers=4", "tp=2"),
         ("zoo:llama-tiny,layers=4", "pp=2,tp=2,micro=4"),
-        ("zoo:t5-tiny,layers=3", ""),
+        pytest.param("zoo:t5-tiny,layers=3", "", marks=pytest.mark.slow),
     ],
 )
 def test_deciding_apart_is_bounded_by_what_is_found(source: str, pins: str) -> None:

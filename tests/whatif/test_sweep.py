@@ -336,6 +336,7 @@ def test_the_fewest_devices_fit_and_fewer_do_not() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_fewest_devices_hold_all_unless_it_is_sent_away() -> None:
     """Two fit with optimizer state in the host's memory, and not without; with all that can be sent
     away next to anything fits one device."""

@@ -100,10 +100,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-LONG = ("tuning.md", "tutorial.md", "experts.md")
+LONG = ("tuning.md", "tutorial.md", "experts.md", "modes.md", "continuous-integration.md")
 """Pages whose sessions take ten seconds to half a minute each, in `make slow`; on every change the
 same commands are typed in README's walk (tests/whole/test_docs_walk.py) and in
-tests/interop/test_tune.py, tests/whatif/test_check.py and tests/ops/test_expert_capacity.py."""
+tests/interop/test_tune.py, tests/whatif/test_check.py, tests/whatif/test_gate.py,
+tests/commands/test_cli.py and tests/ops/test_expert_capacity.py."""
 
 
 @pytest.mark.parametrize(

@@ -342,6 +342,7 @@ def test_the_optimizers_state_has_shardings_too() -> None:
         planned.shardings({"other": np.zeros(3)})
 
 
+@pytest.mark.slow
 def test_a_flax_gpt_runs_as_on_one_device() -> None:
     nn = pytest.importorskip("flax.linen")
 
