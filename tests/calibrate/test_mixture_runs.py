@@ -59,6 +59,7 @@ def test_a_recipe_that_drops_is_read_with_its_dispatch() -> None:
     assert case_of(IRONWOOD).runtime.grouped_experts
 
 
+@pytest.mark.slow
 def test_rows_of_all_experts_by_one_kernel_take_less_than_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

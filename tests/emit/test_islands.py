@@ -60,6 +60,7 @@ def test_a_step_equals_the_unsharded_one(pins: str) -> None:
     assert errors.update is not None and errors.update < 1e-4
 
 
+@pytest.mark.slow
 def test_rows_that_count_are_weighed_over_all_islands() -> None:
     """Labels to ignore are spread unevenly: the mean is over all rows that count, of all islands."""
     graph, plan = with_islands("dp=4,zero=1,micro=4", ignore_index=-100)

@@ -16,14 +16,14 @@ from costmodels.optimizers import OPTIMIZERS
 from planner.emit.from_strategy import program
 from planner.verify.numerics import load_program
 
-GPT = "zoo:gpt-tiny,layers=4"
+MLP = "zoo:mlp-tiny,layers=10"
 STEPS = 3
 RATE = 1e-3
 
 
 def planned(pins: str, optimizer: str, **options: Any) -> planner.Strategy:
     usual = {"devices": 8, "batch": 16, "precision": "fp32", "lr": RATE, "baselines": False}
-    return planner.plan(GPT, **(usual | options), pins=pins, optimizer=optimizer)
+    return planner.plan(MLP, **(usual | options), pins=pins, optimizer=optimizer)
 
 
 def whole(arrays: Any) -> dict[str, np.ndarray]:
@@ -45,7 +45,7 @@ def test_steps_of_lion_are_those_of_optax(backend: Any, pins: str) -> None:
     optax = pytest.importorskip("optax")
     import jax.numpy as jnp
 
-    m = load_program(program(planned(pins, "lion"), GPT, backend=backend))
+    m = load_program(program(planned(pins, "lion"), MLP, backend=backend))
     mesh = m.make_mesh()
     _, params, state = m.begin(types.SimpleNamespace(seed=1), {}, mesh)
     step, gradients, specs = m.make_step(mesh), m.make_gradients(mesh), m.specs_of(m.PARAMS)

@@ -237,8 +237,8 @@ def test_what_a_model_defines_stands_in_place_of_the_runtimes() -> None:
 def test_transformations_of_optax_take_an_optimizers_place(own: str, other: str, pins: str) -> None:
     """Three steps of optax's are those of the runtime's own."""
     optax = pytest.importorskip("optax")
-    s = plan("zoo:llama-tiny", pins, batch=16, optimizer=own, precision="fp32")
-    made = program(s, "zoo:llama-tiny")
+    s = plan("zoo:mlp-tiny", pins, batch=16, optimizer=own, precision="fp32")
+    made = program(s, "zoo:mlp-tiny")
     first = loaded(made.model, made)
     text = made.model.replace(f'"{own}"', '"transform"')
     transform = getattr(optax, other)(first.BETA1, first.BETA2)

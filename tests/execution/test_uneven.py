@@ -539,6 +539,7 @@ def test_a_file_keeps_its_cuts_and_is_priced_again_the_same(tmp_path: Path) -> N
     )
 
 
+@pytest.mark.slow
 def test_chunks_make_the_bubble_small_and_the_search_takes_them_for_it() -> None:
     """Stages of one chunk and of several: less bubble, more messages, the whole faster; unpinned
     the search finds the faster itself."""

@@ -144,7 +144,11 @@ def test_what_a_bound_covers_is_said_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "pins", ["pp=4,micro=64", pytest.param("micro=64", marks=pytest.mark.slow)]
+    "pins",
+    [
+        pytest.param("pp=4,micro=64", marks=pytest.mark.slow),
+        pytest.param("micro=64", marks=pytest.mark.slow),
+    ],
 )
 def test_an_experts_plan_is_found_without_its_pins(pins: str) -> None:
     """Positions over two devices and columns over four of a node, in four stages: three pins found

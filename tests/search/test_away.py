@@ -29,6 +29,7 @@ def test_where_memory_is_cheap_nothing_goes() -> None:
     assert not free.techniques["offload"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_the_plan_on_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(search: Search, offload: tuple[str, ...]) -> NoReturn:
         raise KeyboardInterrupt

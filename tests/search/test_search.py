@@ -399,6 +399,7 @@ def test_time_limit_returns_the_best_so_far_or_says_so() -> None:
     assert found.stopped == "time"
 
 
+@pytest.mark.slow
 def test_what_the_work_limit_cut_is_solved_again(monkeypatch: pytest.MonkeyPatch):
     """Memory binds Llama-3 8B on 64 devices with 8 GiB kept free where nothing is recomputed and
     every device has all weights: the first solves stop above the optimum, the deeper ones close the

@@ -78,7 +78,7 @@ def test_forward_passes_copy_no_weights() -> None:
         pytest.param("zoo:gpt-tiny", "infer", marks=pytest.mark.slow),
         pytest.param("zoo:bert-tiny,layers=3", "infer", marks=pytest.mark.slow),
         pytest.param("zoo:t5-tiny", "infer", marks=pytest.mark.slow),
-        ("zoo:gpt-tiny", "train"),
+        pytest.param("zoo:gpt-tiny", "train", marks=pytest.mark.slow),
         pytest.param("zoo:bert-tiny,layers=3", "train", marks=pytest.mark.slow),
     ],
 )

@@ -59,7 +59,7 @@ def test_a_model_that_drafts_costs_what_its_step_takes(tmp_path: Path) -> None:
         prompt=512,
         generate="32..64",
         rate=20,
-        devices=2,
+        devices=1,
         draft="zoo:llama3-8b,layers=1,cache=1",
     )
     draft = made.service["draft"]

@@ -203,6 +203,7 @@ def test_experts_multiply_rounded_rows(
     assert off < 0.02  # hidden activations are rounded to bfloat16 before they are to float8
 
 
+@pytest.mark.slow
 def test_a_byte_a_weight_is_priced_and_its_products_are_faster() -> None:
     ask: dict[str, Any] = {"prompt": 512, "generate": 64, "concurrency": 64, "devices": 4}
     source = "zoo:mixtral-8x7b,layers=2"

@@ -201,6 +201,7 @@ def test_a_file_whose_service_was_edited_is_refused(tmp_path: Path) -> None:
         assert e.value.code == "P057"
 
 
+@pytest.mark.slow
 def test_requests_at_once_take_as_long_as_a_published_run() -> None:
     """80 requests on vLLM, one H100 (benchmarks/RESULTS.md, Published serving)."""
     done_s, tpot_s = queue(QUEUES[0])

@@ -282,6 +282,7 @@ def test_room_of_windows(tokens: int, window: int, part: float) -> None:
     assert room == all_kept or all_kept > window
 
 
+@pytest.mark.slow
 def test_requests_that_arrive_find_more_room_where_layers_have_windows() -> None:
     """Half of the layers keep 32 of up to 320 tokens: a replica has room for more of them, and the
     steps of as many are no longer."""

@@ -128,6 +128,7 @@ def test_plans_without_pins_have_no_prices() -> None:
     assert e.value.code == "P059"
 
 
+@pytest.mark.slow
 def test_a_pin_that_the_search_does_not_offer_is_said_to_pay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_launcher_without_such_stages_says_so() -> None:
     assert refused.value.code == "P068" and any("pp=2" in h for h in refused.value.help)
 
 
+@pytest.mark.slow
 def test_megatron_lays_dense_layers_out_with_the_mixtures() -> None:
     """61 layers on 16 stages: the first holds the three dense ones and one mixture, the last two
     beside the head; the step is priced by the longest, and every stage holds its own part."""
