@@ -237,6 +237,7 @@ def staged_search(
     return Search(model, request), list(staged_meshes(request.topology, stages))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "technique",
     [

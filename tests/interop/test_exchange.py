@@ -492,6 +492,7 @@ def test_what_is_exported_is_imported_at_its_price(
     )  # type: ignore[index]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("launcher", "suffix"),
     [(m, suffix) for m, suffix in FORMS if suffix != m.SUFFIX and m is not hf],

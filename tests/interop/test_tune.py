@@ -139,6 +139,7 @@ def test_names_of_values_are_those_of_maxtext() -> None:
     assert SPACES["maxtext"].names == tuple(maxtext.VALUES)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("launcher", SPACES)
 def test_a_plan_for_a_launcher_exports_without_loss(launcher: str) -> None:
     made = planner.plan(

@@ -80,7 +80,11 @@ def whole(m: types.ModuleType, arrays: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("model", "pins"), [(GPT, "dp=4,tp=2,zero=1"), ("zoo:resnet-tiny", "pp=2,dp=4,micro=2")]
+    ("model", "pins"),
+    [
+        (GPT, "dp=4,tp=2,zero=1"),
+        pytest.param("zoo:resnet-tiny", "pp=2,dp=4,micro=2", marks=pytest.mark.slow),
+    ],
 )
 def test_trained_weights_are_exported_under_their_names(
     tmp_path: Path, model: str, pins: str

@@ -125,6 +125,7 @@ def test_one_kernel_computes_what_blocks_compute(
             np.testing.assert_allclose(b, a, atol=2e-5 * max(1.0, float(jnp.abs(a).max())))
 
 
+@pytest.mark.slow
 def test_float16_is_not_overflowed_by_experts_that_no_row_chose(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

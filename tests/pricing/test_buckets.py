@@ -222,6 +222,7 @@ def test_baselines_choose_a_size_too() -> None:
     ] <= s.costs["step_time_s"] * (1 + 1e-3)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "source, axes",
     [

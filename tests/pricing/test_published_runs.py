@@ -164,6 +164,7 @@ def test_chunks_in_flight() -> None:
     assert in_flight(0, 1, 12, 1, "gpipe") == 1  # without stages each runs back at once
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved,virtual=2"])
 def test_stages_of_frameworks_do_their_own_part_alone(schedule: str) -> None:
     """Nothing is multiplied in bubbles, and under GPipe all microbatches wait for their backward

@@ -62,6 +62,7 @@ def bare() -> str:
 # --- figures
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("pins", PINS)
 def test_every_bar_adds_up_to_the_step(pins: str) -> None:
     d = detail(pins)
@@ -168,7 +169,7 @@ def test_a_plainer_line_is_near_all_of_its_points(steps: list[tuple[float, float
             assert off <= FINEST + 1e-6
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "spec",
     [

@@ -51,6 +51,7 @@ def test_the_plan_is_never_dearer_and_its_bound_holds(source: str, options: dict
     assert again.cost.step_time_s <= step * (1 + 1e-9)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("offloads", [False, True])
 @pytest.mark.parametrize(("source", "batch"), MODELS[:2])
 def test_bounds_are_below_every_policy(source: str, batch: int, offloads: bool) -> None:

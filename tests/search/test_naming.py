@@ -43,7 +43,7 @@ def search(source: str, devices: int, batch: int, **options: Any) -> tuple[Searc
     )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("source", "devices", "batch"), CASES)
 def test_an_axis_does_what_it_is_called_in_most_of_the_work(
     source: str, devices: int, batch: int
@@ -145,6 +145,7 @@ def test_pinned_axes_do_what_they_are_called(pins: str, forbidden: dict[str, set
         assert "sequence" in (*split.axes("s"), *split.axes("ring"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("sizes", [{"data": 2, "data2": 8}, {"data": 8, "data2": 2}])
 def test_neighbours_that_every_decision_uses_as_one_are_one_axis_of_the_same_price(

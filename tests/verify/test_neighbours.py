@@ -87,7 +87,7 @@ def test_keys_pass_by_on_a_ring(tmp_path: Path) -> None:
     ] == 2 * 2 * one * (3 + 3 + 4) + 2 * one // 2 * (4 + 4 + 3)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("layers", "recompute", "devices", "window"),
     [(1, "none", 2, 0), (2, "block-keep", 2, 0), (2, "block", 4, 0), (1, "none", 8, 0)]

@@ -79,6 +79,7 @@ def megatron_table(graph: Graph, model: int) -> dict[str, Cuts]:
     return table
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["rows", "megatron", "four of eight", "sharded state"])
 def test_bytes_are_those_of_the_compiled_program(kind: str) -> None:
     from planner.emit.program import emit

@@ -325,6 +325,7 @@ LARGE = (
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["infer", "train"])
 @pytest.mark.parametrize("source", LARGE)
 def test_large_models_shrink_within_the_goals(source: str, kind: str) -> None:

@@ -70,7 +70,7 @@ def pins_of(s: Strategy, source: str) -> str:
 MEGATRON = "dp=2,tp=4,tensor=megatron"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("source", "how"),
     [

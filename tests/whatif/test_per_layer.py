@@ -46,6 +46,7 @@ def cost_of(priced: Priced, base: GraphFacts) -> int:
     return evaluate(problem, solve(problem, "dp").choice).cost
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("source", "pins"),
     [
