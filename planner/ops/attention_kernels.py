@@ -135,7 +135,9 @@ def chosen(
     causal = bool(node.attrs.get("causal", 0))
     reasons = {
         "the device has no fused kernel that programs use": not device_kernel,
-        "collectives are placed by the compiler": partitioned and not ring,
+        "collectives are placed by the compiler": (
+            partitioned and not ring and node.attrs.get("kernel") != device_kernel
+        ),
         f"it computes in {compute}": compute not in ("bfloat16", "float16"),
         "its keys travel around a ring under a mask of their own": ring and masked,
         "its pieces on a ring cannot be halved": ring and causal and not balanced,

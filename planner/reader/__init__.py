@@ -96,6 +96,7 @@ def _read(model: Checked, folder: Path | None, name: str, **options: Any) -> Gra
     from planner.reader.batch.rebatch import rebatch
     from planner.reader.draft.simplify import tidy
     from planner.reader.fuse.fuse import fuse
+    from planner.reader.jax.trace import PRODUCER
     from planner.reader.onnx.finish import finish
     from planner.reader.onnx.start import start
     from planner.reader.onnx.weight_casts import drop_weight_casts
@@ -103,7 +104,7 @@ def _read(model: Checked, folder: Path | None, name: str, **options: Any) -> Gra
     draft, bound = start(model, folder, name, **options)
     drop_weight_casts(draft)
     tidy(draft)
-    fuse(draft)
+    fuse(draft, as_written=model.model.producer_name == PRODUCER)
     drop_weight_casts(draft)  # of scales and biases, which are known now
     if bound.lowered is not None and bound.batch != bound.lowered:
         try:

@@ -15,18 +15,13 @@ from planner.reader.fuse.norms import group_norms, norms
 from planner.reader.fuse.rows import bags
 
 
-def fuse(draft: Draft) -> None:
+def fuse(draft: Draft, as_written: bool = False) -> None:
     """Activations, norms, rotary embeddings, attention, routed experts; then the views they leave
-    behind."""
+    behind. as_written: the model runs as it is, and not in a program of ours, whose kernels of
+    attention and experts are others than the compiler makes of what is written out."""
     finder = Finder(draft)
-    for patterns in (
-        (silus, gelus, bags),
-        (norms, group_norms),
-        (rotaries,),
-        (attentions,),
-        (repeated_heads,),
-        (experts, experts_each),
-    ):
+    kernels = () if as_written else ((attentions,), (repeated_heads,), (experts, experts_each))
+    for patterns in ((silus, gelus, bags), (norms, group_norms), (rotaries,), *kernels):
         for pattern in patterns:
             pattern(finder)
         finder = finder.applied()

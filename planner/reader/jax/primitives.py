@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.reader.jax.trace import Trace, Value
+from planner.reader.jax.trace import DOMAIN, FUSED, Trace, Value
 
 Write = Callable[[Trace, Any, list[Value], list[Any]], "list[Value] | None"]
 PRIMITIVES: dict[str, Write] = {}
@@ -529,3 +529,31 @@ def _gather(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | N
             out[0].shape,
         )
     ]
+
+
+@primitive("dot_product_attention_fwd_wrapper")
+def _cudnn_attention(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | None:
+    """`jax.nn.dot_product_attention(implementation="cudnn")`. Padded and packed sequences have no
+    translation."""
+    queries, keys, values, bias, *lengths = x
+    if len(out) != 1 or any(0 not in v.shape for v in lengths):
+        return None
+    by_heads = [0, 2, 1, 3]  # of [batch, positions, heads, elements] (layout 0)
+    operands = [queries, keys, values]
+    if not p["layout"]:
+        operands = [_transposed(t, v, by_heads) for v in operands]
+    if p["variadic_args"][0]:
+        operands.append(bias)
+    shape = (*operands[0].shape[:3], operands[2].shape[3])
+    made = t.node(
+        FUSED,
+        operands,
+        shape,
+        out[0].dtype,
+        DOMAIN,
+        scale=float(p["scale"]),
+        causal=int(p["mask_type"].name == "CAUSAL"),
+        window=int(p["sliding_window_length"] or 0),
+        kernel="cudnn",
+    )
+    return [made if p["layout"] else _transposed(t, made, by_heads)]

@@ -24,6 +24,12 @@ from planner.errors import PlanError
 from planner.graph.value_digest import value_bytes
 
 DOMAIN, OPSET, IR_VERSION = "jax", 18, 9
+PRODUCER = "planner.from_jax"
+"""Of its models: they run as they are written."""
+FUSED = "FusedAttention"
+"""Of the domain: a call of a fused attention kernel, as a node of queries, keys, values [batch,
+heads, positions, elements] and a bias to the scores, where there is one. Attributes: scale, causal
+(0 or 1), window (positions before and with a query's that it sees, 0 for all) and kernel."""
 MOST_EQUATIONS = 200_000
 """Equations after scans are written out."""
 INLINED = (
@@ -305,5 +311,5 @@ class Trace:
             graph,
             opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)],
             ir_version=IR_VERSION,
-            producer_name="jax",
+            producer_name=PRODUCER,
         )

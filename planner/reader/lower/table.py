@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from planner.reader.jax.trace import DOMAIN, FUSED
 from planner.reader.lower.call import Call
 from planner.reader.lower.control import CONTROL
 from planner.reader.lower.experts import moe
 from planner.reader.lower.index import INDEX
+from planner.reader.lower.jax import fused_attention
 from planner.reader.lower.layers import NETS
 from planner.reader.lower.math import MATH
 from planner.reader.lower.rare import RARE
@@ -24,3 +26,4 @@ TABLE |= {
     for op in ("Gelu", "SimplifiedLayerNormalization", "FusedMatMul", "QuickGelu")
 }
 TABLE["com.microsoft", "MoE"] = moe
+TABLE[DOMAIN, FUSED] = fused_attention
