@@ -99,6 +99,9 @@ STAND_INS: dict[str, dict[str, Callable[[Path], None]]] = {
     "verify.md": {"s.json": _planned(*TINY)},
 }
 """Page -> file -> what makes it, in order; "": of every page."""
+SMALL = {"model.onnx": _save("zoo:mlp-tiny")}
+"""A reader's model where commands of seconds alone are typed; `make slow` types them all with a
+transformer."""
 
 
 def listed(page: Path) -> list[str]:
@@ -136,7 +139,8 @@ def _typed(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 def walk(page: Path, folder: Path, long: bool) -> int:
     """Type a page's commands, those of seconds alone or all; how many."""
-    for name, make in (STAND_INS[""] | STAND_INS.get(page.name, {})).items():
+    given = STAND_INS[""] | STAND_INS.get(page.name, {}) | ({} if long else SMALL)
+    for name, make in given.items():
         make(folder / name)
     done = 0
     for command in listed(page):
