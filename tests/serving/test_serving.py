@@ -568,7 +568,10 @@ def test_the_file_is_read_again_and_other_commands_say_what_it_is(tmp_path, caps
 
 @pytest.mark.parametrize(
     ("source", "apart"),
-    [("zoo:llama3-8b,layers=1,cache=1", False), ("zoo:mixtral-8x7b,layers=1,cache=1", True)],
+    [
+        pytest.param("zoo:llama3-8b,layers=1,cache=1", False, marks=pytest.mark.slow),
+        ("zoo:mixtral-8x7b,layers=1,cache=1", True),
+    ],
 )
 def test_a_router_is_not_made_one_product_with_a_layer(source, apart) -> None:
     """Of eight columns beside thousands the GPU compiler copies both weights in every step."""

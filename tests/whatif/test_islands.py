@@ -88,6 +88,7 @@ def test_what_is_sent_between_islands_is_priced(shared: Strategy) -> None:
     assert between and all(k.startswith("all-reduce") and s > 0 for k, s in between.items())
 
 
+@pytest.mark.slow
 def test_the_file_is_read_priced_and_planned_again(shared: Strategy, tmp_path: Path) -> None:
     file = tmp_path / "p.json"
     shared.save(file)
