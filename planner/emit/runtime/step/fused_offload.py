@@ -8,9 +8,9 @@ from planner.emit.runtime.files.tables import FUSED
 
 def fused(mesh):
     """Compiler options: on GPUs collectives of these kinds are sent together up to so many bytes,
-    small products that read one operand stay apart, and slices of loops are left as they are: the pass that works out where those in the host's
-    memory begin takes the loop's count for the index, which in a backward pass runs the other way
-    (XLA of jax 0.10; mended in openxla/xla 46308).
+    small products that read one operand stay apart, and slices of loops are left as they are: the
+    pass that works out where those in the host's memory begin takes the loop's count for the index,
+    which in a backward pass runs the other way (XLA of jax 0.10; mended in openxla/xla 46308).
     """
     if mesh.devices.flat[0].platform not in ("gpu", "cuda"):
         return {}
