@@ -21,7 +21,7 @@ from planner.serving.targets import Target
 from planner.serving.traffic import Traffic
 
 MODEL = "zoo:llama3-8b,layers=2,cache=1"
-ASK: dict[str, Any] = {"prompt": 512, "generate": 32, "concurrency": 16}
+ASK: dict[str, Any] = {"prompt": 512, "generate": 32, "concurrency": 64}
 
 
 @pytest.mark.parametrize(
