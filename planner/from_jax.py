@@ -23,16 +23,14 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from planner.errors import PlanError
 from planner.graph.ir import Graph, WeightRef
 from planner.pins.pins import Pins, parse_pins
 from planner.reader import read_model
 from planner.reader.draft.weight_transforms import stored_axes
 from planner.reader.jax.precision import precision_of
-from planner.reader.jax.primitives import PRIMITIVES
-from planner.reader.jax.trace import Trace, Value
+from planner.reader.jax.random_bits import PRIMITIVES
+from planner.reader.jax.trace import Trace, Value, number_of
 from planner.strategy.jax_shardings import mesh_of, partition, shardings
 from planner.strategy.strategy import Strategy
 
@@ -151,12 +149,12 @@ def _leaf(path: Any, aval: Any, words: list[str]) -> Value:
     )
     name = name or "parameters"
     try:
-        dtype = np.dtype(aval.dtype)
+        dtype = number_of(aval.dtype)
     except TypeError as e:
         raise PlanError(
             "P195",
             f"argument {name!r} is of type {aval.dtype}, which is no array of numbers",
-            help=["jax.random.key_data(key) is one"],
+            help=["arrays of numbers and keys are planned"],
         ) from e
     return Value(name, tuple(aval.shape), dtype, name if number == 0 else "")
 

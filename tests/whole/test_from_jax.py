@@ -108,6 +108,37 @@ def f32(*shape: int) -> Any:
 
 
 CASES: dict[str, tuple[Callable[..., Any], Any, Any]] = {
+    "the largest, and a router's weights": (
+        lambda p, x: (
+            jnp.stack(jax.lax.top_k(jax.nn.softmax(x @ p), 2)).sum(-1)
+            + jax.lax.top_k((x @ p).T, 1)[1].sum()
+            + jnp.tile(sum(jnp.unstack(jnp.stack([x, x * 2], 1), axis=1)), (1, 2))[:, :3].sum(-1)
+        ),
+        f32(4, 6),
+        f32(3, 4),
+    ),
+    "sorted, by places too": (
+        lambda p, x: (
+            jnp.sort(x, axis=0)
+            + jnp.take_along_axis(x, jnp.argsort(x * p, -1), -1)
+            + jnp.argsort(x, 0)
+        ),
+        f32(4),
+        f32(3, 4),
+    ),
+    "turned round, and bits": (
+        lambda p, x: (
+            jnp.flip(x, (0, 1)) * p
+            + jnp.expm1(x)
+            + jnp.arctan(x)
+            + (((x * 8).astype(jnp.int32) & 5) | 2 ^ 3)
+            + jnp.round(x * 3)
+            + jnp.mod(x, 0.7)
+            + jax.lax.dynamic_slice(x, (1, 0), (1, 4))
+        ),
+        f32(4),
+        f32(3, 4),
+    ),
     "products": (
         lambda p, x: (
             jnp.einsum("bik,jk->bij", x, p)
@@ -360,6 +391,28 @@ def mixed_parameters() -> dict[str, Any]:
     return p
 
 
+def test_dropout_is_cut_as_what_it_drops() -> None:
+    def dropped(p: Any, x: Any, key: Any) -> Any:
+        for k, w in enumerate(p):
+            kept = jax.random.bernoulli(jax.random.fold_in(key, k), 0.9, x.shape)
+            x = jnp.where(kept, jax.nn.relu(x @ w) / 0.9, 0)
+        return jnp.mean(x**2)
+
+    params, x = [f32(64, 64), f32(64, 64)], f32(128, 64)
+    for key in (jax.random.key(0), jax.random.PRNGKey(0)):
+        planned = planner.from_jax(dropped, params, x, key, devices=8, pins="dp=8")
+        assert not planned.replicated
+        graph = planned.strategy.graph
+        assert graph is not None
+        dropped_ = [n for n in graph.nodes if n.op == "Dropout"]
+        assert [n.attrs["ratio"] for n in dropped_] == pytest.approx([0.1, 0.1])
+        assert len(graph.nodes) < 12, "the mask's own arithmetic is Dropout's"
+        rows = planned.strategy.tensors
+        assert all(rows[n.outputs[0]]["layout"][0] == ["data"] for n in dropped_)
+        got = jax.jit(dropped, in_shardings=planned.in_shardings)(params, x, key)
+        np.testing.assert_allclose(got, jax.jit(dropped)(params, x, key), rtol=1e-5)
+
+
 @pytest.mark.parametrize("pins", ["dp=4,tp=2,zero=3", "dp=8,zero=3"])
 def test_weights_that_are_cast_are_cut_as_planned(pins: str) -> None:
     params, data = mixed_parameters(), tokens()
@@ -452,11 +505,11 @@ def test_a_flax_gpt_runs_as_on_one_device() -> None:
 
 def test_what_has_no_translation_is_planned_whole() -> None:
     def fn(p: Any, x: Any) -> Any:
-        return jnp.sort(x @ p, axis=-1) @ p.T
+        return jax.lax.cummax(x @ p, axis=1) @ p.T
 
     planned = planner.from_jax(fn, S((16, 32), np.float32), S((8, 16), np.float32), devices=4)
-    assert planned.replicated == {"sort": 1} and planned.strategy.workload["kind"] == "infer"
-    row = next(r for r in planned.strategy.nodes.values() if r["op"] == "jax::sort")
+    assert planned.replicated == {"cummax": 1} and planned.strategy.workload["kind"] == "infer"
+    row = next(r for r in planned.strategy.nodes.values() if r["op"] == "jax::cummax")
     assert row["split"] == {} and row["unsupported"]
     x, p = f32(8, 16), f32(16, 32)
     np.testing.assert_allclose(
@@ -487,7 +540,7 @@ def test_unused_parameters_are_whole() -> None:
         (
             lambda p, k: jax.random.normal(k, (4,)) + p,
             (S((4,), np.float32), jax.random.key(0)),
-            "no array of numbers",
+            "takes no batch",
         ),
     ],
 )

@@ -46,6 +46,13 @@ for _jax, _onnx in {
     "ceil": "Ceil",
     "sign": "Sign",
     "pow": "Pow",
+    "tan": "Tan",
+    "asin": "Asin",
+    "acos": "Acos",
+    "atan": "Atan",
+    "sinh": "Sinh",
+    "cosh": "Cosh",
+    "round": "Round",
     "eq": "Equal",
     "lt": "Less",
     "le": "LessOrEqual",
@@ -218,13 +225,20 @@ def _log1p(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
 
 
 def _logic(op: str) -> Write:
-    """Of truth values; bits of numbers are left whole."""
-    return lambda t, p, x, out: (
-        [t.node(op, x, out[0].shape, out[0].dtype)] if x[0].dtype == np.bool_ else None
-    )
+    """Of truth values, or of the bits of numbers."""
+    return lambda t, p, x, out: [
+        t.node(
+            op if x[0].dtype == np.bool_ else f"Bitwise{op}",
+            t.bare(x, out[0].shape),
+            out[0].shape,
+            out[0].dtype,
+        )
+    ]
 
 
-PRIMITIVES.update({"and": _logic("And"), "or": _logic("Or"), "not": _logic("Not")})
+PRIMITIVES.update(
+    {"and": _logic("And"), "or": _logic("Or"), "not": _logic("Not"), "xor": _logic("Xor")}
+)
 
 
 @primitive("erfc")
@@ -557,3 +571,96 @@ def _cudnn_attention(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[V
         kernel="cudnn",
     )
     return [made if p["layout"] else _transposed(t, made, by_heads)]
+
+
+@primitive("top_k")
+def _top_k(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
+    axis = int(p.get("axis", len(x[0].shape) - 1))
+    values, places = _sorted(t, x[0], int(p["k"]), axis, largest=True)
+    return [values, _as(t, places, out[1].dtype)]
+
+
+@primitive("sort")
+def _sort(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | None:
+    """By one key; other operands follow it (argsort's places)."""
+    axis = int(p["dimension"])
+    if p["num_keys"] != 1 or np.dtype(x[0].dtype).kind == "b":
+        return None
+    values, places = _sorted(t, x[0], x[0].shape[axis], axis, largest=False)
+    others = [
+        t.node("GatherElements", [other, places], other.shape, other.dtype, axis=axis)
+        for other in x[1:]
+    ]
+    return [values, *others]
+
+
+def _sorted(t: Trace, x: Value, k: int, axis: int, largest: bool) -> list[Value]:
+    """The first k values and their places (int64)."""
+    shape = tuple(k if d == axis else n for d, n in enumerate(x.shape))
+    return t.several(
+        "TopK",
+        [x, t.constant(np.array([k], np.int64))],
+        [(shape, x.dtype), (shape, np.int64)],
+        axis=axis,
+        largest=int(largest),
+        sorted=1,
+    )
+
+
+@primitive("expm1")
+def _expm1(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
+    grown = t.node("Exp", x, x[0].shape, x[0].dtype)
+    return [t.node("Sub", [grown, _scalar(t, 1, x[0])], out[0].shape, out[0].dtype)]
+
+
+@primitive("rev")
+def _rev(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
+    axes, lowest = list(p["dimensions"]), np.iinfo(np.int64).min
+    tables = ([-1] * len(axes), [lowest] * len(axes), axes, [-1] * len(axes))
+    cut = [t.constant(np.array(v, np.int64)) for v in tables]
+    return [t.node("Slice", [x[0], *cut], out[0].shape, out[0].dtype)]
+
+
+@primitive("stack")
+def _stack(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
+    axis = int(p["axis"])
+    rows = [t.reshape(v, (*v.shape[:axis], 1, *v.shape[axis:])) for v in x]
+    return [t.node("Concat", rows, out[0].shape, out[0].dtype, axis=axis)]
+
+
+@primitive("unstack")
+def _unstack(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
+    axis, n = int(p["axis"]), len(out)
+    one = (*x[0].shape[:axis], 1, *x[0].shape[axis + 1 :])
+    sizes = t.constant(np.array([1] * n, np.int64))
+    parts = t.several("Split", [x[0], sizes], [(one, x[0].dtype)] * n, axis=axis)
+    return [t.reshape(part, a.shape) for part, a in zip(parts, out, strict=True)]
+
+
+@primitive("tile")
+def _tile(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
+    times = t.constant(np.array(p["reps"], np.int64))
+    return [t.node("Tile", [x[0], times], out[0].shape, out[0].dtype)]
+
+
+@primitive("rem")
+def _rem(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
+    return [t.node("Mod", t.bare(x, out[0].shape), out[0].shape, out[0].dtype, fmod=1)]
+
+
+@primitive("dynamic_slice")
+def _dynamic_slice(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | None:
+    """From places that are known: others are read by index."""
+    from onnx import numpy_helper
+
+    if any(v.name not in t.initializers or v.parameter for v in x[1:]):
+        return None
+    sizes = p["slice_sizes"]
+    starts = [
+        min(max(int(numpy_helper.to_array(t.initializers[v.name])), 0), n - size)
+        for v, n, size in zip(x[1:], x[0].shape, sizes, strict=True)
+    ]
+    ends = [start + size for start, size in zip(starts, sizes, strict=True)]
+    tables = (starts, ends, range(len(starts)), [1] * len(starts))
+    cut = [t.constant(np.array(list(v), np.int64)) for v in tables]
+    return [t.node("Slice", [x[0], *cut], out[0].shape, out[0].dtype)]

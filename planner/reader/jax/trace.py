@@ -47,6 +47,11 @@ INLINED = (
 )
 
 
+def number_of(dtype: Any) -> np.dtype:
+    """The numpy type of an array of numbers; of keys, what they are here."""
+    return np.dtype(np.uint32 if type(dtype).__name__ == "KeyTy" else dtype)
+
+
 @dataclass(frozen=True)
 class Value:
     """A tensor of the model: name, shape, numpy dtype. parameter: its leaf of the parameters, ""
@@ -70,6 +75,8 @@ class Trace:
     stacked: dict[str, int] = field(default_factory=dict)
     whole: set[str] = field(default_factory=set)
     replicated: dict[str, int] = field(default_factory=dict)
+    drawn: set[str] = field(default_factory=set)
+    """Random bits."""
     primitives: Mapping[str, Any] = field(default_factory=dict)
     """Name of a primitive -> what writes it (planner.reader.jax.primitives)."""
     prefix: str = ""
@@ -113,7 +120,7 @@ class Trace:
             Value(
                 name if len(results) == 1 else f"{name}.{k}",
                 tuple(int(n) for n in shape),
-                np.dtype(dtype),
+                number_of(dtype),
             )
             for k, (shape, dtype) in enumerate(results)
         ]

@@ -1,0 +1,134 @@
+"""Keys and random bits of JAX functions: what they depend on and how large they are.
+
+What a drawn mask leaves out is Dropout. Otherwise a key is a number here, and what is drawn with it
+that number over a whole shape. The hashing itself, some twenty integer operations an element, is in
+no price, and no values are those of jax.random.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from planner.reader.jax.primitives import PRIMITIVES, primitive
+from planner.reader.jax.trace import Trace, Value
+
+__all__ = ["PRIMITIVES"]
+
+KEY = np.uint32
+STEPS = 64
+"""Nodes between drawn bits and a mask that is made of them, at most (a dozen in jax.random)."""
+
+
+def _spread(t: Trace, key: Value, shape: tuple[int, ...]) -> Value:
+    """A key over the trailing dims of a shape."""
+    made = t.reshape(key, (*key.shape, *(1,) * (len(shape) - len(key.shape))))
+    if made.shape == shape:
+        return made
+    return t.node("Expand", [made, t.constant(np.array(shape, np.int64))], shape, KEY)
+
+
+@primitive("random_bits")
+def _bits(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | None:
+    if p["bit_width"] not in (8, 16, 32):
+        return None
+    bits = _spread(t, x[0], tuple(out[0].shape))
+    made = t.node("Identity", [bits], bits.shape, KEY)
+    t.drawn.add(made.name)
+    return [made if p["bit_width"] == 32 else _cast(t, made, out[0].dtype)]
+
+
+_chosen = PRIMITIVES["select_n"]
+
+
+@primitive("select_n")
+def _select(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | None:
+    """Zeros where a drawn mask says so are dropped."""
+    if len(x) != 3 or _number(t, x[1]) != 0 or not (keep := _kept(t, x[0])):
+        return _chosen(t, p, x, out)
+    more = [t.constant(np.asarray(1 - keep, np.float32)), t.constant(np.asarray(True))]
+    return [t.node("Dropout", [x[2], *more], out[0].shape, out[0].dtype)]
+
+
+def _number(t: Trace, v: Value) -> float | None:
+    """The number that all elements of a constant are."""
+    from onnx import numpy_helper
+
+    name = v.name
+    while name not in t.initializers:
+        made = t.makers.get(name)
+        if made is None or made.op_type not in ("Expand", "Cast", "Reshape"):
+            return None
+        name = made.input[0]
+    if t.initializers[name].external_data:
+        return None
+    array = numpy_helper.to_array(t.initializers[name])
+    first = array.reshape(-1)[:1]
+    return float(first[0]) if first.size and bool((array == first).all()) else None
+
+
+def _kept(t: Trace, mask: Value) -> float:
+    """The share that a mask keeps; 0 for one that is not drawn."""
+    share, stack, seen = 0.5, [mask.name], 0
+    while stack and seen < STEPS:
+        name, seen = stack.pop(), seen + 1
+        if name in t.drawn:
+            return share
+        made = t.makers.get(name)
+        if made is None:
+            continue
+        if made.op_type == "Less" and made.input[1] in t.initializers:
+            bound = _number(t, Value(made.input[1], (), np.dtype(np.float32)))
+            share = bound if bound is not None and 0 < bound < 1 else share
+        stack.extend(made.input)
+    return 0.0
+
+
+def _cast(t: Trace, x: Value, dtype: Any) -> Value:
+    from onnx import helper
+
+    kind = np.dtype(dtype)
+    return t.node("Cast", [x], x.shape, kind, to=helper.np_dtype_to_tensor_dtype(kind))
+
+
+@primitive("random_split", "random_unwrap")
+def _split(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
+    return [_spread(t, x[0], tuple(out[0].shape))]
+
+
+@primitive("random_fold_in")
+def _fold_in(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
+    """Another key: what is drawn with it is not what is drawn with the first."""
+    data = _cast(t, x[1], KEY) if x[1].dtype != KEY else x[1]
+    return [t.node("BitwiseXor", [x[0], data], out[0].shape, KEY)]
+
+
+@primitive("random_seed")
+def _seed(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
+    return [_cast(t, x[0], KEY)]
+
+
+@primitive("random_wrap")
+def _wrap(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
+    """The first of a key's words."""
+    last = len(x[0].shape) - 1
+    cut = [t.constant(np.array([k], np.int64)) for k in (0, 1, last)]
+    first = t.node("Slice", [x[0], *cut], (*x[0].shape[:-1], 1), KEY)
+    return [t.reshape(first, out[0].shape)]
+
+
+@primitive("shift_right_logical")
+def _shift_right(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | None:
+    if np.dtype(out[0].dtype).kind != "u":
+        return None
+    operands = t.bare(x, out[0].shape)
+    return [t.node("BitShift", operands, out[0].shape, out[0].dtype, direction="RIGHT")]
+
+
+@primitive("bitcast_convert_type")
+def _bitcast(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | None:
+    """Of one width: as many bytes as a cast reads and writes."""
+    if np.dtype(out[0].dtype).itemsize != np.dtype(x[0].dtype).itemsize:
+        return None
+    return [_cast(t, x[0], out[0].dtype)]
