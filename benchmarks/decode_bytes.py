@@ -4,7 +4,8 @@ weights and cache read once; compiled for chips that are not there.
     python -m benchmarks.decode_bytes --target gpu:h100 [--case SUBSTRING] [--prefill]
 
 64 sequences of 2,048 + 256 tokens on eight devices. Least: the weights that products and norms
-read (tables of embeddings are looked up in) and the cache. Moved: by the kernels of the loop over
+read (tables of embeddings are looked up in) and the cache, and states twice, as they are written
+too. Moved: by the kernels of the loop over
 steps (planner.verify.hlo.kernels); once: by those before and behind it.
 Copied: the largest result of a kernel that makes no product; what is replaced in place counts as
 what replaces it. Roofline: of these kernels, by the formula of prices; priced: the compute time of
@@ -61,6 +62,9 @@ CASES = (
     Case("llama3-8b, fp8 cache", "zoo:llama3-8b,cache=1", "none", "fp8"),
     Case("llama3-8b, fp8", "zoo:llama3-8b,cache=1", precision="fp8"),
     Case("mixtral-8x7b, 4 layers, fp8", "zoo:mixtral-8x7b,cache=1,layers=4", precision="fp8"),
+    Case("mamba2-2.7b, 16 layers", "zoo:mamba2-2.7b,layers=16"),
+    Case("granite-4.0-h-micro, 16 layers", "zoo:granite-4.0-h-micro,layers=16"),
+    Case("qwen3-next-80b-a3b, 8 layers", "zoo:qwen3-next-80b-a3b,layers=8"),
     Case("deepseek-v3, fp8", "zoo:deepseek-v3,layers=5,experts=64", precision="fp8"),
 )
 
@@ -89,7 +93,10 @@ def measured(case: Case, target: Target, prefill: bool) -> dict[str, Any]:
         devices=target.compile_devices(DEVICES),
     )
     weights, caches = shapes(module, "FROZEN", mesh), shapes(module, "CACHE", mesh)
+    states = shapes(module, "BEFORE", mesh) | shapes(module, "STATES", mesh)
+    caches |= states
     read = [s for key, s in {**weights, **caches}.items() if "embed" not in key]
+    read += states.values()  # and written
     of = {
         "mesh": f"{made.figures['replicas']} x {made.figures['split']}",
         "least_bytes": sum(prod(s.sharding.shard_shape(s.shape)) * s.dtype.itemsize for s in read),

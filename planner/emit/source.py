@@ -56,6 +56,8 @@ IMPORTS = {
     "jax": ("", "jax"),
     "jnp": ("", "jax.numpy as jnp"),
     "np": ("", "numpy as np"),
+    "Layout": ("jax.experimental.layout", "Layout"),
+    "with_layout_constraint": ("jax.experimental.layout", "with_layout_constraint"),
     "lax": ("jax", "lax"),
     "Offloadable": ("jax.ad_checkpoint", "Offloadable"),
     "checkpoint_name": ("jax.ad_checkpoint", "checkpoint_name"),

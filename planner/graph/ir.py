@@ -73,11 +73,16 @@ or follow from the output shape.
     HeadProduct(x, w)           w [R, H*M], or [H*M, R] where attr transposed = 1; x [B,H,S,N] by
                                 columns start .. start+N of each head's M -> [B,H,S,R]; where attr
                                 back = 1 x [B,H,S,R] by them -> [B,H,S,N]. Made by planner.serving
-    LinearAttention(q, k, v, decay[, beta])  q, k [B,T,G,N], v [B,T,H,P], decay, beta [B,T,H] ->
-                                [B,T,H,P], H/G heads in a row sharing a group's q and k: along T a
-                                state of each head, s = exp(decay) s, then s += k (beta (v - k s)),
-                                or s += k v without beta, and scale q s; and the last states
-                                [B,H,N,P]; attrs scale, chunk (steps that the kernel takes at once)
+    LinearAttention(q, k, v, decay[, beta[, past]])  q, k [B,T,G,N], v [B,T,H,P], decay, beta
+                                [B,T,H] -> [B,T,H,P], H/G heads in a row sharing a group's q and k:
+                                along T a state of each head, from past [B,H,N,P] or zeros,
+                                s = exp(decay) s, then s += k (beta (v - k s)), or s += k v without
+                                beta, and scale q s; and the last states [B,H,N,P]; attrs scale,
+                                chunk (steps that the kernel takes at once), kept = 1 (made by
+                                planner.serving): states are [B,H,P,N] and float32
+    ConvStep(past, x, w)        the last position of a convolution of each channel [B,C,1] over
+                                earlier rows past [B,C,K-1] and x [B,C,1] by w [C,1,K]; and the rows
+                                but for the first [B,C,K-1]. Made by planner.serving
     RotaryEmbedding(x, cos, sin)  x [B,H,S,D]; cos, sin broadcast to x ([..,S,D], halves repeated):
                                   x*cos + rotate_half(x)*sin
     RoutedExperts(x, index, share[, gate], up, down[, gate's bias, up's, down's])   x [.., H];

@@ -282,6 +282,10 @@ class Operator:
     """Whether a compiler's partitioner cannot cut a node's kernel: programs for it run the kernel
     on each device's pieces."""
 
+    def cached(self, node: Node) -> tuple[str, ...]:
+        """Of a node's operands those that are caches."""
+        return tuple(node.inputs[k] for k in self.caches if k < len(node.inputs))
+
     def reads(self, present: Slots, trained: Slots) -> Reads:
         """Operands that the gradients of operands `trained` read, of those that are `present`."""
         if self.gradient is not None:

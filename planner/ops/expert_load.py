@@ -105,7 +105,7 @@ def said(graph: Graph) -> tuple[str, ...]:
         idle += stacks * (1 - Fraction(min(top, count), count))
     if not found:
         return ()
-    caches = {n.inputs[k] for n in graph.nodes for k in operator_of(n.op).caches}
+    caches = {name for n in graph.nodes for name in operator_of(n.op).cached(n)}
     every = graph.parameters - sum(graph.tensors[name].elements for name in caches)
     active = f"{short(every - int(idle))} of {short(every)} parameters work on a token"
     each = [

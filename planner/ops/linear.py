@@ -158,6 +158,14 @@ def _conv_transpose(call: Call) -> str:
     )
 
 
+def _conv_step_rule(node: Node, graph: Graph) -> Rule:
+    """Batch and channels split."""
+    shapes = graph.shapes(node.inputs)
+    b, c = ("1" if n == 1 else name for n, name in zip(shapes[0][:2], "bc", strict=True))
+    line = f"{b} {c} k!, {b} {c} 1, {c} 1 w! -> {b} {c} 1, {b} {c} k!"
+    return parse(line, shapes, graph.shapes(node.outputs))
+
+
 register(
     Operator(
         "MatMul",
@@ -191,6 +199,14 @@ register(
         # Where the batch is cut and the groups are not, XLA's partitioner makes the gradient of the
         # filters of a grouped convolution several times too large (jax 0.10.2).
         by_piece=lambda node: int(node.attrs.get("group", 1)) > 1,  # type: ignore[arg-type]
+    ),
+    Operator(
+        "ConvStep",
+        _conv_step_rule,
+        lambda c: f"{c.use('conv_step')}({', '.join(c.args)})",
+        saves="",
+        caches=(0,),
+        words={"b": "batch", "c": "channels"},
     ),
     Operator(
         "ConvTranspose",

@@ -3,7 +3,9 @@ gates, the gated delta rule. Batch and heads split; a step needs the state of th
 
 The kernel works on chunks of `chunk` steps (planner/emit/runtime/kernels/linear_attention.py) and
 makes everything again in its backward pass. What is priced are its products, and the passes over
-scores, values and states beside them, fitted to kernels compiled for H100; none was run.
+scores, values and states beside them, fitted to kernels compiled for H100; none was run. One step
+from a state that is kept is the recurrence itself: the state crosses memory, and nothing is
+multiplied as matrices.
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, Operator, register
 from planner.ops.cost import Dots, Kernel, Passes, Pieces, Product
 from planner.ops.recurrent import chosen
+from planner.ops.recurrent import operands as operands_of
 from planner.sharding.rule import Rule, parse
 
+STATE = 5
+"""The operand that is the state before the first step."""
 WIDE = 4
 """Bytes of scores and states, float32."""
 WIDE_RATE = 2
@@ -178,25 +183,36 @@ def _rule(node: Node, graph: Graph) -> Rule:
     else:
         shared, each, sizes = "g", "(g r)", {"g": groups, "r": heads // groups}
     of_group, of_head = f"{batch} t! {shared}", f"{batch} t! {each}"
-    sides = [f"{of_group} n!", f"{of_group} n!", f"{of_head} p!", of_head, of_head]
-    line = ",".join(side for side, _ in zip(sides, node.inputs, strict=False))
-    made = (f"{of_head} p!", f"{batch} {each} n! p!")
+    state = f"{batch} {each} p! n!" if node.attrs.get("kept") else f"{batch} {each} n! p!"
+    sides = [f"{of_group} n!", f"{of_group} n!", f"{of_head} p!", of_head, of_head, state]
+    line = ",".join(side if n else "" for side, n in zip(sides, node.inputs, strict=False))
+    made = (f"{of_head} p!", state)
     left = [side for side, name in zip(made, node.outputs, strict=False) if name]
     outs = graph.shapes(tuple(name for name in node.outputs if name))
     rule = parse(f"{line} -> {','.join(left)}", shapes, outs, sizes=sizes)
-    return replace(rule, flops=float(Sizes.of(node, tuple(shapes)).flops))
+    flops = 0 if _alone(node, graph) else Sizes.of(node, tuple(shapes)).flops
+    return replace(rule, flops=float(flops))
+
+
+def _alone(node: Node, graph: Graph) -> bool:
+    """Whether a node is one step from a state that is kept."""
+    return len(node.inputs) > STATE and graph.tensors[node.inputs[0]].shape[1] == 1
 
 
 def _text(call: Call) -> str:
-    beta = call.args[4] if len(call.args) > 4 else "None"
+    args = operands_of(call, STATE + 1)
+    more = f", {args[STATE]}" if args[STATE] != "None" else ""
+    more += ", kept=True" if call.attr("kept", 0) else ""
     text = (
-        f"{call.use('linear_attention')}({', '.join(call.args[:4])}, {beta},"
-        f" {call.attr('scale')!r}, {call.attr('chunk')!r})"
+        f"{call.use('linear_attention')}({', '.join(args[:STATE])},"
+        f" {call.attr('scale')!r}, {call.attr('chunk')!r}{more})"
     )
     return chosen(call, text, 2)
 
 
 def _products(dots: Dots) -> tuple[Product, ...]:
+    if not dots.flops:
+        return ()
     sizes = Sizes.of(dots.node, dots.shapes)
     part = prod(dots.share.values(), start=Fraction(1))
     groups = part / dots.share.get("r", Fraction(1)) * (sizes.heads // sizes.alike)
@@ -212,6 +228,8 @@ def _products(dots: Dots) -> tuple[Product, ...]:
 def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[Passes]:
     """The kernels under each split: one a product, those that pass over scores, values and states,
     and those of the loop, once a chunk or oftener."""
+    if _alone(pieces.node, pieces.graph):
+        return _step_passes(pieces, operands, results)
     sizes = Sizes.of(pieces.node, tuple(pieces.graph.shapes(pieces.node.inputs)))
     itemsize = pieces.itemsize(pieces.graph.tensors[pieces.node.inputs[2]].dtype)
     found = []
@@ -220,6 +238,22 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
         again = tuple(replace(k, often=k.often * sizes.form.backward) for k in forward)
         found.append((forward, again))
     return found
+
+
+def _step_passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[Passes]:
+    """Of one step: operands and results cross memory once. Where the state is corrected what it
+    gives for the keys must be known before it is written, so that compiled programs read it twice,
+    in a kernel each; engines' kernels keep it on the chip."""
+    moved = (operands + results).tolist()
+    if not pieces.node.inputs[4] or pieces.serves:
+        return [((Kernel(0.0, size),), ()) for size in moved]
+    node = pieces.node
+    shapes = [pieces.operand_shape(STATE, split) for split in pieces.splits]
+    states = [pieces.bytes_of(node.inputs[STATE], shape) for shape in shapes]
+    return [
+        ((Kernel(0.0, state), Kernel(0.0, size)), ())
+        for state, size in zip(states, moved, strict=True)
+    ]
 
 
 def forward_kernels(
@@ -262,6 +296,8 @@ def workspace_bytes(sizes: Sizes, itemsize: float, trained: bool) -> float:
 
 
 def _workspace(pieces: Pieces, results: np.ndarray) -> np.ndarray:
+    if _alone(pieces.node, pieces.graph):
+        return 0.0 * results
     sizes = Sizes.of(pieces.node, tuple(pieces.graph.shapes(pieces.node.inputs)))
     itemsize = pieces.itemsize(pieces.graph.tensors[pieces.node.inputs[2]].dtype)
     return np.asarray(pieces.share("t") * workspace_bytes(sizes, itemsize, pieces.trained))
@@ -277,6 +313,7 @@ register(
         products=_products,
         roles={"g": "tensor", "r": "tensor"},
         words={"b": "batch", "g": "heads", "r": "heads of a group", "t": "steps"},
-        own_precision=(3,),
+        own_precision=(3, STATE),
+        caches=(STATE,),
     )
 )

@@ -75,6 +75,8 @@ def reach(
         span = d * (k - 1)
         if not 0 <= low <= span or min(rows, made) < 2:
             continue
+        if not transposed and low > rows:  # all of a row's own may be padding
+            continue
         if not transposed and rows == s * made:
             return Reach(i, s, low, max(span + 1 - s - low, 0))
         if transposed and made == s * rows:

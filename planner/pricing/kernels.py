@@ -393,7 +393,7 @@ def kept_share(graph: Graph, name: str, pricer: Pricer) -> float:
     if pricer.recipe.parameter_bytes >= pricer.itemsize("float32") or name not in graph.weights:
         return 1.0
     if "caches" not in graph.memo:
-        graph.memo["caches"] = {n.inputs[k] for n in graph.nodes for k in operator_of(n.op).caches}
+        graph.memo["caches"] = {c for n in graph.nodes for c in operator_of(n.op).cached(n)}
     dtype = graph.tensors[name].dtype
     cached = name in graph.memo["caches"]
     return 1.0 if cached else pricer.weight_itemsize(dtype) / pricer.itemsize(dtype)

@@ -15,7 +15,7 @@ from planner.search.request import Request, SearchResult
 from planner.search.to_strategy import COST_MODEL_VERSION, TOOL_VERSION, compose
 from planner.serving.cached import with_cache
 from planner.serving.continuous import Limits
-from planner.serving.draft import figures, step_s
+from planner.serving.draft import figures, refuse_states, step_s
 from planner.serving.joint import PREFILL_TOKENS, Joint, Priced
 from planner.serving.outcome import Outcome
 from planner.serving.phases import PhaseModel
@@ -108,16 +108,19 @@ class Asked:
         length = joint.step.service.length
         if apart and taken:
             said = {**told(apart.outcome, traffic, seed), **apart.said()}
-            room = _sequences(apart.decode.limits, length) * apart.replicas[1]
+            room = _sequences(apart.decode.limits, length, bool(apart.decode.state_bytes))
+            room *= apart.replicas[1]
             return Found(self, joint, apart, rows, room, None, said, apart.outcome)
         said = {**told(best.outcome, traffic, seed), **figures_of(best.courses, best.limits)}
-        room = _sequences(best.limits, length) * best.pair.replicas
+        room = _sequences(best.limits, length, bool(best.pair.state_bytes)) * best.pair.replicas
         return Found(self, joint, best.pair, rows, room, None, said, best.outcome)
 
 
-def _sequences(limits: Limits, length: int) -> int:
-    """Sequences of so many tokens that a replica has room for."""
-    return int(limits.cache_tokens / limits.kept(np.array(length)))
+def _sequences(limits: Limits, length: int, states: bool) -> int:
+    """Sequences of so many tokens that a replica has room for; states: of which there are as many
+    as sequences are let in."""
+    room = int(limits.cache_tokens / limits.kept(np.array(length)))
+    return min(room, limits.sequences) if states else room
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,7 @@ class Found:
         seconds = base_s + key_s * sequences * length
         if isinstance(draft, str):
             model = open_model(with_cache(draft), joint.devices, workload="infer", dims=None)
+            refuse_states(model)
             other = replace(asked, model=model, request=joint.request).joint(service)
             seconds = step_s(other, mesh, sequences, length)
         else:

@@ -7,13 +7,18 @@ reads `past_key_values.i.key`, `.value` [batch, heads, past, width] and returns 
 words key and value tell them apart. `attention_mask` says which of past and new tokens are real,
 `position_ids` where the new ones stand: with both, a cache of fixed length can be filled from the
 front, because nothing else in the graph depends on where a key lies.
+
+Layers without attention keep states of a constant size: `past_conv.i` [batch, channels, rows] what
+a convolution reads of earlier tokens, `past_ssm.i` or `past_recurrent.i` [batch, heads, ..] what
+linear attention does; `present_..` go on with them. What each is, its use in the graph says
+(planner.serving.states). A model that keeps nothing else needs no positions.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +27,7 @@ from planner.support.model_folder import model_file
 
 EXPORT = (
     "export it with a cache: optimum-cli export onnx --task text-generation-with-past, or a"
-    " config.json or zoo:NAME of the Llama, GPT and mixture families"
+    " config.json or zoo:NAME of the Llama, GPT, mixture and hybrid families"
 )
 _PAST, _PRESENT = re.compile(r"past|cache", re.I), re.compile(r"present|new_cache|updated", re.I)
 _KINDS = (("latent", "latent"), ("rotary key", "rotary"), ("key", "k"), ("value", "v"))
@@ -50,7 +55,8 @@ def with_cache(source: Any) -> Any:
 @dataclass(frozen=True)
 class Form:
     """Names in the model. pairs: (past, present) of layer 0's keys, layer 0's values, layer 1's
-    keys ... sizes: (heads, width) of each, by past."""
+    keys ... sizes: (heads, width) of each, by past. rows, states: likewise (past, present) of what
+    convolutions and what linear attention keep; shapes: of a sequence's, by past."""
 
     ids: str
     mask: str
@@ -58,6 +64,24 @@ class Form:
     logits: str
     pairs: tuple[tuple[str, str], ...]
     sizes: dict[str, tuple[int, int]]
+    rows: tuple[tuple[str, str], ...] = ()
+    states: tuple[tuple[str, str], ...] = ()
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """All inputs that hold something of earlier tokens: the cache, then rows, then states."""
+        return tuple(past for past, _ in (*self.pairs, *self.rows, *self.states))
+
+    @property
+    def handed(self) -> tuple[str, ...]:
+        """The outputs that go on with them, in the same order."""
+        return tuple(present for _, present in (*self.pairs, *self.rows, *self.states))
+
+    @property
+    def constant(self) -> tuple[str, ...]:
+        """Of what is held that which does not grow."""
+        return tuple(past for past, _ in (*self.rows, *self.states))
 
     @property
     def pasts(self) -> tuple[str, ...]:
@@ -76,13 +100,20 @@ def form_of(proto: Any, name: str) -> Form:
     graph = proto.graph
     held = {t.name for t in graph.initializer}
     inputs = {i.name: i for i in graph.input if i.name not in held}
-    pasts = {n: _place(n) for n in inputs if _PAST.search(n) and _rank(inputs[n]) == 4}
+    kept = _states(inputs, {o.name: o for o in graph.output}, name)
+    going = {present for _, present, _ in kept}
+    pasts = {
+        n: _place(n)
+        for n in inputs.keys() - {past for past, *_ in kept}
+        if _PAST.search(n) and _rank(inputs[n]) == 4
+    }
     presents = {
         _place(o.name): o.name
         for o in graph.output
-        if _PRESENT.search(o.name) or (_LEAD.match(o.name) and _rank(o) == 4)
+        if o.name not in going
+        and (_PRESENT.search(o.name) or (_LEAD.match(o.name) and _rank(o) == 4))
     }
-    if not pasts or not presents:
+    if not kept and (not pasts or not presents):
         raise PlanError(
             "P220",
             f"{name} has no cache: generating with it would compute every earlier token again",
@@ -92,21 +123,14 @@ def form_of(proto: Any, name: str) -> Form:
     if loose or len(set(pasts.values())) < len(pasts) or "encoder" in " ".join(pasts):
         raise _unclear(name, f"which output continues {(loose or list(pasts))[0]!r}")
     order = sorted(pasts, key=lambda n: pasts[n] or (0, ""))
-    rest = [n for n in inputs if n not in pasts]
+    rest = [n for n in inputs if n not in pasts and n not in {past for past, *_ in kept}]
     mask, positions = (
         next((n for n in rest if word in n.lower()), "") for word in ("mask", "position")
     )
     ids = next((n for n in rest if n not in (mask, positions) and _rank(inputs[n]) == 2), "")
-    if not (ids and mask and positions):
-        missing = " and ".join(
-            what
-            for what, found in (
-                ("token ids", ids),
-                ("an attention mask", mask),
-                ("positions of tokens", positions),
-            )
-            if not found
-        )
+    wanted = [("token ids", ids), ("an attention mask", mask)]
+    wanted += [("positions of tokens", positions)] if pasts else []
+    if missing := " and ".join(what for what, found in wanted if not found):
         raise _unclear(name, f"how a cache of fixed length is filled: the model takes no {missing}")
     if extra := [n for n in rest if n not in (ids, mask, positions)]:
         raise _unclear(name, f"what the input {extra[0]!r} is")
@@ -119,7 +143,31 @@ def form_of(proto: Any, name: str) -> Form:
         logits=logits,
         pairs=tuple((n, presents[pasts[n]]) for n in order),
         sizes=sizes,
+        rows=tuple((past, present) for past, present, shape in kept if len(shape) == 2),
+        states=tuple((past, present) for past, present, shape in kept if len(shape) == 3),
+        shapes={past: shape for past, _, shape in kept},
     )
+
+
+def _states(
+    inputs: Mapping[str, Any], outputs: Mapping[str, Any], name: str
+) -> list[tuple[str, str, tuple[int, ...]]]:
+    """(past, present, shape of a sequence's) of inputs that hold something of a constant size.
+    Raises PlanError P221 where its size is not said, or no output goes on with it."""
+    found = []
+    for past, value in inputs.items():
+        rank = _rank(value)
+        if not past.startswith("past") or not (rank == 3 or (rank == 4 and _place(past) is None)):
+            continue
+        present = past.replace("past", "present", 1)
+        dims = value.type.tensor_type.shape.dim[1:]
+        shape = tuple(int(d.dim_value) for d in dims)
+        if present not in outputs:
+            raise _unclear(name, f"which output continues {past!r}")
+        if min(shape) < 1:
+            raise _unclear(name, f"how large a sequence's state {past!r} is")
+        found.append((past, present, shape))
+    return found
 
 
 def _unclear(name: str, what: str) -> PlanError:

@@ -45,6 +45,12 @@ class StepPrices(Protocol):
         one before it)."""
         ...
 
+    @property
+    def state_s(self) -> float:
+        """Seconds that a step with prompts takes to read and write what layers keep of one sequence
+        beside keys and values; steps of sequences that generate have that in theirs."""
+        ...
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -202,6 +208,7 @@ class Replica:
         pairs = sum(tokens * (at[1] + (tokens + 1) / 2) for at, tokens in chunks)
         base_s, pair_s = self.prices.prompt(rows)
         seconds, longer_s = base_s + pair_s * pairs, pair_s * chunks[0][1] ** 2
+        seconds += self.prices.state_s * (sequences + len(chunks))
         if sequences:
             key_s = self.prices.decode(sequences)[1]
             seconds += key_s * self.keys

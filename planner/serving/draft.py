@@ -16,6 +16,7 @@ from typing import Any
 
 from planner.errors import PlanError
 from planner.pins.pins import Pins
+from planner.serving.cached import form_of
 from planner.serving.continuous import StepPrices
 from planner.serving.joint import NO_TECHNIQUES, Joint
 from planner.serving.step_prices import PlanPrices, Sizes
@@ -88,6 +89,17 @@ def step_s(joint: Joint, mesh: tuple[int, int], sequences: int, length: int) -> 
     prices = PlanPrices.of(Sizes(joint, length, joint.step.service.prompt), pair)
     base_s, key_s = prices.decode(sequences)
     return base_s + key_s * sequences * length
+
+
+def refuse_states(model: Any) -> None:
+    """Raises PlanError P222 for a model whose layers keep states."""
+    if form_of(model.proto, model.name).constant:
+        raise PlanError(
+            "P222",
+            f"--draft: {model.name} keeps states, out of which tokens that are drafted and not"
+            " taken would have to be taken back: what that costs is not priced",
+            help=["plan without --draft"],
+        )
 
 
 def draft_of(text: str | float) -> str | float:

@@ -61,6 +61,8 @@ class Service:
     """Whether all replicas share the experts"""
     fp8: bool = False
     """Whether weights are kept in float8, and rows made so"""
+    states: bool = False
+    """Whether linear attention keeps states, which plans have in float32"""
     priced: bool = False
     """Whether the plan is priced as of engines: rows travel by DeepEP, halves of a batch take
     turns"""
@@ -89,6 +91,7 @@ def vllm(s: Service) -> list[str]:
     words += ["--max-num-seqs", str(s.sequences)]
     words += ["--quantization", "fp8"] if s.fp8 else []
     words += ["--kv-cache-dtype", "fp8"] if s.fp8_cache else []
+    words += ["--mamba-ssm-cache-dtype", "float32"] if s.states else []
     # vLLM asks for a token of every sequence in a pass.
     words += ["--max-num-batched-tokens", str(max(s.tokens, s.sequences))]
     if not s.role:
@@ -114,6 +117,7 @@ def sglang(s: Service) -> list[str]:
     words += ["--max-running-requests", str(s.sequences * s.together)]
     words += ["--quantization", "fp8"] if s.fp8 else []
     words += ["--kv-cache-dtype", "fp8_e4m3"] if s.fp8_cache else []
+    words += ["--mamba-ssm-dtype", "float32"] if s.states else []
     words += ["--chunked-prefill-size", str(s.tokens * s.together)]
     return [*words, "--disaggregation-mode", s.role] if s.role else words
 
@@ -181,6 +185,7 @@ def _hand_over_pools(serving: Serving, to: str, row: Mapping[str, Any]) -> Hando
             dtype=dtype,
             fp8_cache=serving.shape.cache_type == "fp8",
             fp8=serving.shape.quantize == "fp8",
+            states=_keeps_states(serving),
             role=role,
         )
         parts.append(f'  {role}) shift; {_command(ENGINES[to](service), indent=4)} "$@" ;;\n')
@@ -231,7 +236,16 @@ def service_of(serving: Serving, row: Mapping[str, Any]) -> Service:
         fp8_cache=shape.cache_type == "fp8",
         shared=str(row["label"]).startswith("ep="),
         fp8=shape.quantize == "fp8",
+        states=_keeps_states(serving),
         priced=bool(shape.engine),
+    )
+
+
+def _keeps_states(serving: Serving) -> bool:
+    """Whether a plan's model has linear attention: its states have heads, keys and values."""
+    return any(
+        str(row.get("label", "")).startswith("state.") and len(row["shape"]) == 4
+        for row in serving.step.tensors.values()
     )
 
 

@@ -44,7 +44,8 @@ from planner.pricing.pricer import Pricer
 from planner.search.request import Candidate, Request, SearchResult
 from planner.search.search import Search
 from planner.serving.phases import PhaseModel
-from planner.serving.result import FIGURES, OBJECTIVES, replicas_words
+from planner.serving.result import FIGURES, OBJECTIVES, kept_words, replicas_words
+from planner.serving.states import FOUR_BYTES
 from planner.sharding.layout import local_shape
 
 PREFILL_TOKENS = 8192
@@ -76,10 +77,13 @@ class Priced:
     token_bytes: float
     weights_bytes: int
     fits: bool
+    state_bytes: int = 0
+    """Of what layers keep beside keys and values, whatever the length."""
 
     def figures(self) -> dict[str, Any]:
         """The figures by name."""
-        return {name: getattr(self, name) for name in FIGURES}
+        state = {"state_bytes": self.state_bytes} if self.state_bytes else {}
+        return {**{name: getattr(self, name) for name in FIGURES}, **state}
 
     def value(self, objective: str) -> float:
         """What is minimised."""
@@ -206,7 +210,9 @@ class Joint:
         """The mesh's axes. Where a replica has more devices than the cache has heads, two axes: one
         for these, the other for query heads or positions."""
         assert self.step.form is not None
-        heads = gcd(split, *(h for h, _ in self.step.form.sizes.values()))
+        form = self.step.form
+        counts = [heads for heads, _ in form.sizes.values()]
+        heads = gcd(split, *(counts or [form.shapes[past][0] for past in form.constant]))
         over = (
             {"tensor": (heads,), "tensor2": (split // heads,)}
             if 1 < heads < split
@@ -234,7 +240,7 @@ class Joint:
     def _own_sequences(self) -> dict[str, dict[str, Any]]:
         """Pins that cut sequences, and what is cached of them, over the axis of experts."""
         nodes = self.step.graph(1).nodes
-        cached = [node.id for node in nodes if operator_of(node.op).caches]
+        cached = [node.id for node in nodes if operator_of(node.op).cached(node)]
         return {glob.escape(id): {"split": {"b": [EXPERT]}} for id in cached}
 
     @cached_property
@@ -356,17 +362,17 @@ class Joint:
         """The pair's figures; None where the phases keep a weight in different layouts."""
         assert prompts.best is not None and step.best is not None
         first, each = self.phase(prompts.base, prompts.best), self.phase(step.base, step.best)
-        if not same_weights(first.flow, each.flow, self.pasts):
+        if not same_weights(first.flow, each.flow, self.kept):
             return None
         compute, wave = self.request.recipe.compute, self.prompts(replicas).rows
-        cache = self.cache_bytes(each)
+        cache, state = self.cache_bytes(each), self.state_bytes(each)
         half = self.half_step(replicas, step.best)
         ttft = first.seconds() + each.pricer.kernel_s(0.0, self._handed(each, wave), compute)
         tpot = (each.seconds(half) if half else each.cost.step_time_s) + 2 * each.pricer.kernel_s(
             0.0, 2 * self.token_bytes(each), compute
         )
         peak = self.peak_bytes(first, each, wave)
-        weights, fits = int(each.cost.memory.parameters - cache), peak <= self.request.limit_bytes
+        weights = int(each.cost.memory.parameters - cache - state)
         return Priced(
             label=label,
             replicas=replicas,
@@ -381,14 +387,21 @@ class Joint:
             cache_bytes=int(cache),
             token_bytes=self.token_bytes(each) * replicas / self.step.service.concurrency,
             weights_bytes=weights,
-            fits=fits,
+            fits=peak <= self.request.limit_bytes,
+            state_bytes=int(state),
         )
 
     @property
     def pasts(self) -> tuple[str, ...]:
-        """Names of the caches."""
+        """Names of the caches of keys and values."""
         assert self.step.form is not None
         return self.step.form.pasts
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Names of these, and of what else is kept of sequences."""
+        assert self.step.form is not None
+        return self.step.form.held
 
     def phase(self, base: GraphFacts, best: Candidate) -> Phase:
         pricer = Pricer(self.request.topology, best.mesh, self.request.runtime, self.request.recipe)
@@ -416,29 +429,43 @@ class Joint:
         """Bytes on a device of one more token of all its sequences, in every cache."""
         return sum(size / tokens for size, tokens in self._caches(step))
 
+    def state_bytes(self, step: Phase) -> float:
+        """Bytes on a device of what is kept beside keys and values, of all its sequences."""
+        assert self.step.form is not None
+        return sum(self._local_bytes(step, p) for p in self.step.form.constant)
+
     def _caches(self, step: Phase) -> Iterator[tuple[float, int]]:
         """(bytes on a device, tokens of a sequence that it has room for) of each cache."""
-        tensors, mesh = step.flow.graph.tensors, dict(step.flow.plan.mesh)
         for p in self.pasts:
-            local = prod(local_shape(tensors[p].shape, step.flow.weights[p].layout, mesh))
-            yield local * step.pricer.itemsize(tensors[p].dtype), tensors[p].shape[2]
+            yield self._local_bytes(step, p), step.flow.graph.tensors[p].shape[2]
+
+    def _local_bytes(self, step: Phase, name: str) -> float:
+        """Bytes on a device of a cache or a state."""
+        t, mesh = step.flow.graph.tensors[name], dict(step.flow.plan.mesh)
+        local = prod(local_shape(t.shape, step.flow.weights[name].layout, mesh))
+        return local * step.pricer.itemsize(t.dtype)
 
     def _handed(self, step: Phase, wave: int) -> float:
         """Bytes on a device of a wave's keys and values, as they are made and with the room for
-        what is generated: read, then written into the caches."""
+        what is generated, and of its states: read, then written into the caches."""
         graph = step.flow.graph
+        share, states = wave / dict(graph.dims)["batch"], 2 * self.state_bytes(step)
+        if not self.pasts:
+            return states * share
         kept = step.pricer.itemsize(graph.tensors[self.pasts[0]].dtype)
         wider = step.pricer.itemsize("float32") / kept  # they are made in the type computed in
-        share = wave / dict(graph.dims)["batch"]
         made = self.token_bytes(step) * wider * self.step.service.prompt
-        return (self.cache_bytes(step) + made) * share
+        return (self.cache_bytes(step) + made + states) * share
 
     def peak_bytes(self, prompts: Phase, step: Phase, wave: int) -> int:
         """The larger peak of the two phases; while prompts are passed the caches are there, and the
         wave's keys and values beside them."""
         return int(
             max(
-                prompts.cost.memory.total + self.cache_bytes(step) + self._handed(step, wave),
+                prompts.cost.memory.total
+                + self.cache_bytes(step)
+                + self.state_bytes(step)
+                + self._handed(step, wave),
                 step.cost.memory.total,
             )
         )
@@ -470,7 +497,9 @@ class Joint:
             t = graph.tensors[name]
             one = 1.0 if "8" in t.dtype else self.request.recipe.parameter_bytes
             size = t.elements * (one if t.is_float else min(one, float32_sizes(t.dtype)))
-            if name in self.pasts:
+            if t.dtype == FOUR_BYTES:
+                size = t.elements * float32_sizes(t.dtype)
+            if name in self.kept:
                 caches += size / self.step.service.concurrency
             else:
                 weights += size
@@ -515,7 +544,7 @@ class Joint:
             f" {show_bytes(self.request.limit_bytes)} usable",
             detail=[
                 f"{replicas_words(least.replicas, least.split)}: weights"
-                f" {show_bytes(least.weights_bytes)}, cache {show_bytes(least.cache_bytes)}"
+                f" {show_bytes(least.weights_bytes)}, {kept_words(least.figures())}"
             ],
             help=["fewer sequences at once (--concurrency)", *help],
             exit_code=NO_PLAN,

@@ -30,6 +30,7 @@ from planner.serving.rewrite import (
     unseen,
     with_cache_of,
 )
+from planner.serving.states import all_real, from_nothing, going_on
 from planner.workload.model import Model, Workload
 
 Phase = Literal["prompts", "step"]
@@ -50,6 +51,13 @@ class PhaseModel(Model):
         """A phase of a model that was opened. Raises PlanError P220, P221 where it has no cache
         that is understood."""
         form = form_of(model.proto, model.name)
+        if not form.pairs and service.cache_type != "compute":
+            raise PlanError(
+                "P222",
+                f"--cache-type {service.cache_type}: {model.name} keeps no keys and values, and"
+                " states stay in float32",
+                help=["plan without --cache-type"],
+            )
         return cls(
             model.name,
             Workload("infer", dims=model.workload.dims),
@@ -88,18 +96,15 @@ class PhaseModel(Model):
         form, s = self.form, self.service
         assert form is not None and batch in (None, self.rows)
         if self.phase == "prompts":
-            graph = prompt_graph(
-                self._read(
-                    with_constants(self.proto, self._empty(form, self.rows)), s.prompt, s.prompt, ()
-                ),
-                form,
-            )
+            proto = with_constants(self.proto, self._empty(form, self.rows))
+            read = self._read(proto, s.prompt, s.prompt, ())
+            graph = prompt_graph(from_nothing(read, form), form)
         else:
             read = self._read(self.proto, 1, s.length + 1, form.pasts)
-            graph = step_graph(read, form, self._windows(form))
+            graph = step_graph(going_on(read, form), form, self._windows(form))
             graph = with_cache_of(graph, form, s.cache_type)
         if s.engine and self.phase == "prompts":
-            graph = unpadded(graph)
+            graph = all_real(unpadded(graph), form)
         if s.quantize != "none":
             graph = quantized(graph, s.quantize, self._absorbed(form))
         notes = tuple(n for n in graph.notes if not n.startswith("batch "))  # it was given
@@ -167,6 +172,7 @@ class PhaseModel(Model):
             form.mask: (batch, total),
         }
         shapes |= {p: (batch, form.sizes[p][0], total - 1, form.sizes[p][1]) for p in pasts}
+        shapes |= {p: (batch, *shape) for p, shape in form.shapes.items()}
         return read_model(
             proto,
             self.folder,

@@ -3,10 +3,10 @@ generate, and the cache that goes from one to the other.
 
 Each replica is planned for its phase alone, on devices of its own: its layout need not suit the
 other phase. A request's prompt is passed by the first replica in turn (no other generates there);
-then its keys and values go to a replica that generates, one request after the other over the links
-of the replica they leave. They are cut evenly over the devices on both sides, so the busier side
-has max(received, sent) bytes of a device, and the link is the outermost of the machine: pools of
-one node are joined by the node's.
+then its keys, values and states go to a replica that generates, one request after the other over
+the links of the replica they leave. They are cut evenly over the devices on both sides, so the
+busier side has max(received, sent) bytes of a device, and the link is the outermost of the machine:
+pools of one node are joined by the node's.
 
 How the devices are divided follows from what a replica of each kind serves at most: of each pair of
 replica sizes the divisions that serve most are simulated.
@@ -66,8 +66,9 @@ class Asked(Protocol):
 @dataclass(frozen=True)
 class Unit:
     """A replica of one phase on `split` devices. per_s: requests a second that it serves at most;
-    token_bytes: of a device, of a token's keys and values; memory_bytes: of a device, with as many
-    sequences as are let in at mean lengths."""
+    token_bytes: of a device, of a token's keys and values; sequence_bytes: likewise what a sequence
+    has beside these; memory_bytes: of a device, with as many sequences as are let in at mean
+    lengths."""
 
     asked: Asked
     joint: Joint
@@ -81,6 +82,8 @@ class Unit:
     memory_bytes: int
     weights_bytes: int
     cache_bytes: int
+    sequence_bytes: float = 0.0
+    state_bytes: int = 0
 
     @property
     def row(self) -> dict[str, Any]:
@@ -136,6 +139,7 @@ class Apart:
             "cache_bytes": fuller.cache_bytes,
             "weights_bytes": fuller.weights_bytes,
             "fits": True,
+            **({"state_bytes": fuller.state_bytes} if fuller.state_bytes else {}),
             "pools": self.words,
             "units": {
                 name: {**unit.row, "replicas": replicas}
@@ -159,6 +163,11 @@ class Apart:
                 "decode": {**d.row, "replicas": m, "busy": figures["busy"]},
                 "transfer": {
                     "bytes_per_token": d.token_bytes * d.split,
+                    **(
+                        {"bytes_per_sequence": d.sequence_bytes * d.split}
+                        if d.sequence_bytes
+                        else {}
+                    ),
                     "mean_s": float(self.sent_s.mean()),
                     "busy": float(self.sent_s.sum()) / n / end,
                     "link": self.link,
@@ -250,26 +259,44 @@ class _Replicas:
         token = joint.token_bytes(generating) / service.concurrency
         passing = phase == "prompts"
         cost = joint.phase(prompts.base, prompts.best).cost if passing else generating.cost
-        used = cost.memory.total - (0 if passing else cache)
-        room = int((joint.request.limit_bytes - used) / token) // BLOCK * BLOCK
+        states = joint.state_bytes(generating)
+        state = states / service.concurrency
+        used = cost.memory.total - (0 if passing else cache + states)
         sizes = Sizes(joint, self.longest, service.prompt)
-        step_tokens = self.asked.prefill_tokens or max(STEP_TOKENS)
-        limits = Limits(1, step_tokens, room, sizes.windows)
-        longest, mean = limits.room(np.array([self.longest, service.length])).tolist()
-        if room < longest + BLOCK:
+        limits = self._limits(joint.request.limit_bytes - used, token, state, sizes)
+        if limits is None:
             return None
-        prices = PlanPrices(sizes, 1, prompts.best, step.best, token)
-        sequences = max(1, min(service.concurrency, room // (mean + BLOCK)))
-        limits = replace(limits, sequences=sequences)
+        sequences = limits.sequences
+        prices = PlanPrices(sizes, 1, prompts.best, step.best, token, state)
         full = self.traffic.repeated(limits.full(self.traffic.mean_lengths))
         full = _prompts_of(full) if passing else full
         per_s = most_a_second(full, prices, limits, prefilled=not passing)
-        weights = cost.memory.parameters - (0 if passing else cache)
+        weights = cost.memory.parameters - (0 if passing else cache + states)
         kept = token * (0 if passing else sequences * float(limits.kept(np.array(service.length))))
-        figures = (int(used + kept), int(weights), int(kept))
+        held = 0 if passing else int(state * sequences)
+        figures = (int(used + kept + held), int(weights), int(kept), state, held)
         return Unit(
             self.asked, joint, self.split, label, found, prices, limits, per_s, token, *figures
         )
+
+    def _limits(self, left: float, token: float, state: float, sizes: Sizes) -> Limits | None:
+        """What a replica takes whose devices have so many bytes left for keys and values, so many a
+        token, and states; None where the longest request has no room."""
+        service = self.joint.step.service
+        step_tokens = self.asked.prefill_tokens or max(STEP_TOKENS)
+        of_state = state / token if token else 0.0
+        if token:
+            room = int(left / token) // BLOCK * BLOCK
+        else:  # states alone, which do not grow
+            fitting = min(service.concurrency, int(left / state))
+            room = fitting * (self.longest + 2 * BLOCK)
+        limits = Limits(1, step_tokens, room, sizes.windows)
+        longest, mean = limits.room(np.array([self.longest, service.length])).tolist()
+        if room < longest + BLOCK + of_state:
+            return None
+        sequences = max(1, min(service.concurrency, int(room // (mean + BLOCK + of_state))))
+        room -= int(np.ceil(of_state * sequences / BLOCK)) * BLOCK
+        return replace(limits, sequences=sequences, cache_tokens=room)
 
 
 def _first(units: Sequence[Unit], by_hand: bool) -> Unit | None:
@@ -299,10 +326,11 @@ def _simulated(
     first = serve_all(_prompts_of(requests), n, p.prices, p.limits)
     level = topology.levels[-1]
     span = (Span(2, level.effective_bytes_per_s, level.latency_s),)
-    token = d.token_bytes * max(1.0, d.split / p.split)
+    busier = max(1.0, d.split / p.split)
+    token, state = d.token_bytes * busier, d.sequence_bytes * busier
     sent = np.array(
         [
-            collective_time_s("collective-permute", token * k, span)
+            collective_time_s("collective-permute", token * k + state, span)
             for k in d.limits.kept(requests.prompt).tolist()
         ]
     )

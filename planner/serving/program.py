@@ -8,6 +8,7 @@ a step of generation moves several times the bytes of reading it.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -44,8 +45,8 @@ WEIGHT_TYPES = {"none": "None", "int8": "jnp.int8", "fp8": "jnp.float8_e4m3fn"}
 """How weights of products are kept -> its text."""
 FILES = (*KERNELS, "frame", "serve")
 READ_COLUMNS = 64
-"""Of weights that it reads side by side in one product, the GPU compiler's kernels take at least so
-many columns from each."""
+"""Of weights that it reads side by side in one product, the GPU compiler's kernels take so many
+columns at a time from each."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def emit_serving(
         )
         collect_parameters(writers[-1])
     first, second = writers
-    caches = [second.parameters[past] for past in form.pasts]  # in the order of the new ones
+    caches = [second.parameters[past] for past in form.held]  # in the order of the new ones
     weights = [p for p in second.parameters.values() if p not in caches]
     _check_one_layout(first, second, weights)
     for w, doc in (
@@ -119,9 +120,7 @@ def emit_serving(
         inputs_table(first),
         inputs_table(second),
         layered_table(second, "FROZEN", "weight", weights),
-        layered_table(
-            second, "CACHE", "keys and values so far, as steps hand out new ones", caches
-        ),
+        *_kept(second, form),
         _quantized(first, service.quantize),
         *map(_outputs, writers),
     ]
@@ -132,6 +131,19 @@ def emit_serving(
         for f in (model_folder, above(model_folder))
     ]
     return _assembled(writers, "".join(tables), both, header, weights_file)
+
+
+def _kept(w: Writer, form: Form) -> list[str]:
+    """CACHE, BEFORE and STATES."""
+    found = []
+    for name, what, pairs in (
+        ("CACHE", "keys and values so far, as steps hand out new ones", form.pairs),
+        ("BEFORE", "rows that convolutions read before the next one", form.rows),
+        ("STATES", "states of linear attention, float32, keys last", form.states),
+    ):
+        kept = [w.parameters[past] for past, _ in pairs]
+        found.append(layered_table(w, name, what, kept) if kept else f"{name} = {{}}\n")
+    return found
 
 
 def _windows(step: Graph, form: Form) -> str:
@@ -215,17 +227,20 @@ def _apart(writers: list[Writer]) -> str:
 
 def _has_narrow_product(w: Writer) -> bool:
     """Whether a product with a weight, such as a router's, has too few columns for the GPU compiler
-    to read them from where they lie, once it has made one product of several."""
+    to read them from where they lie, once it has made one product of several; of several that read
+    the same rows likewise an odd number of them."""
     graph, mesh = w.flow.graph, dict(w.flow.plan.mesh)
     made = [
-        node.outputs[0]
+        node
         for node in graph.nodes
         if operator_of(node.op).kind == "product" and node.inputs[1] in graph.weights
     ]
-    return any(
-        local_shape(graph.tensors[name].shape, w.flow.source[name], mesh)[-1] < READ_COLUMNS
-        for name in made
-    )
+    alike = Counter(node.inputs[0] for node in made)
+    columns = [
+        (local_shape(graph.tensors[out].shape, w.flow.source[out], mesh)[-1], alike[rows])
+        for rows, out in ((node.inputs[0], node.outputs[0]) for node in made)
+    ]
+    return any(n < READ_COLUMNS or (several > 1 and n % READ_COLUMNS) for n, several in columns)
 
 
 def _as_stored(w: Writer) -> Writer:

@@ -20,6 +20,7 @@ from planner.serving.result import (
     PERCENTILES,
     Serving,
     arriving,
+    kept_words,
     pools_of,
     rate_words,
     replicas_words,
@@ -41,7 +42,7 @@ ARRIVING = {
     "ttft": "soonest first token, of 99 requests in a hundred",
     "tpot": "least time a token, of 99 requests in a hundred",
 }
-CACHE = "cache."
+CACHE, STATE = "cache.", "state."
 
 
 def summary(serving: Serving, width: int = 100, colour: bool = False) -> str:
@@ -96,6 +97,11 @@ def _head(serving: Serving, width: int, style: Style) -> list[str]:
         )
     if s.get("cache_type") == "fp8":
         said.append("keys and values in float8_e4m3fn")
+    if serving.figures.get("state_bytes"):
+        said.append(
+            "states of linear attention in float32, rows that convolutions read again in the type"
+            " computed in"
+        )
     return [
         style.bold(lines[0]),
         *lines[1:],
@@ -142,10 +148,13 @@ def _traffic(serving: Serving, width: int, style: Style) -> list[str]:
     waiting = rate_words(t["waiting"])
     queue = [f"{waiting} requests wait in the mean", f"{t['most_waiting']:,} at most"]
     lines += labelled("queue", queue, width, style)
+    steps = f"steps of {limits['step_tokens']:,} tokens at most"
+    if not serving.figures["cache_bytes"]:
+        return lines + labelled("state", ["one for each sequence at once", steps], width, style)
     cache = [
         f"{100 * t['cache_taken']:.1f} % of {limits['cache_tokens']:,} tokens a replica taken",
         f"{100 * t['block_waste']:.2g} % of that by the rounding to blocks of {limits['block']}",
-        f"steps of {limits['step_tokens']:,} tokens at most",
+        steps,
     ]
     return lines + labelled("cache", cache, width, style)
 
@@ -176,13 +185,13 @@ def _machine(serving: Serving) -> str:
 
 
 def cache_elements(strategy: Strategy) -> int:
-    """Elements of the caches, which a strategy counts among its weights."""
+    """Elements of caches and states, which a strategy counts among its weights."""
     from math import prod
 
     return sum(
         prod(row["shape"])
         for row in strategy.tensors.values()
-        if str(row.get("label", "")).startswith(CACHE)
+        if str(row.get("label", "")).startswith((CACHE, STATE))
     )
 
 
@@ -234,8 +243,10 @@ def _apart(pools: Mapping[str, Any], width: int, style: Style) -> list[str]:
         lines += labelled(label, words, width, style)
     sent = pools["transfer"]
     link = "".join(c for c in sent["link"] if c.isprintable())
+    state = sent.get("bytes_per_sequence", 0)
+    also = f" and states, {show_bytes(state)} a sequence," if state else ""
     words = [
-        f"keys and values, {show_bytes(sent['bytes_per_token'])} a token, take"
+        f"keys and values, {show_bytes(sent['bytes_per_token'])} a token,{also} take"
         f" {show_time(sent['mean_s'])} in the mean over {short(link, LONGEST)}",
         f"links busy {100 * sent['busy']:.2g} % of the time",
     ]
@@ -282,11 +293,11 @@ def _figures(serving: Serving, width: int, style: Style) -> list[str]:
 
 def _memory(serving: Serving, width: int, style: Style) -> list[str]:
     f, s = serving.figures, serving.service
-    rest = f["memory_bytes"] - f["weights_bytes"] - f["cache_bytes"]
+    rest = f["memory_bytes"] - f["weights_bytes"] - f["cache_bytes"] - f.get("state_bytes", 0)
     fits = "fits: " + style.fit("yes" if f["fits"] else "no")
     parts = [
         f"weights {show_bytes(f['weights_bytes'])}",
-        f"cache {show_bytes(f['cache_bytes'])}",
+        kept_words(f),
         f"at work {show_bytes(rest)}",
     ]
     lines = labelled(
@@ -323,10 +334,8 @@ def _draft(draft: Mapping[str, Any]) -> list[str]:
 
 def _layouts(serving: Serving, width: int, style: Style) -> list[str]:
     groups = [g for g in weight_groups(serving.step) if len(g.shape) > 1]
-    weights, caches = (
-        [g for g in groups if not g.label.startswith(CACHE)],
-        [g for g in groups if g.label.startswith(CACHE)],
-    )
+    weights = [g for g in groups if not g.label.startswith((CACHE, STATE))]
+    caches, states = ([g for g in groups if g.label.startswith(k)] for k in (CACHE, STATE))
     names, labels = extent_names(serving.prompts), short_labels([g.label for g in weights])
     items = [
         f"{short(labels[g.label], LONGEST)} {spell_weight(g, names)}"
@@ -337,7 +346,13 @@ def _layouts(serving: Serving, width: int, style: Style) -> list[str]:
     cut = [
         f"{g.label.removeprefix(CACHE)} {cells(('b', 'heads', 't', 'd'), g.dims)}" for g in caches
     ]
-    return lines + labelled("cache", cut, width, style)
+    lines += labelled("cache", cut, width, style) if cut else []
+    kept = [
+        f"{g.label.removeprefix(STATE)}"
+        f" {cells(('b', 'heads', 'v', 'k') if len(g.dims) == 4 else ('b', 'c', 'rows'), g.dims)}"
+        for g in states
+    ]
+    return lines + (labelled("state", kept, width, style) if kept else [])
 
 
 def _table(serving: Serving, width: int, style: Style) -> list[str]:

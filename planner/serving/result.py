@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodels.hardware.intake import opened, read_json
+from costmodels.hardware.units import show_bytes
 from costmodels.runtimes import ENGINES
 from planner.errors import PlanError
 from planner.strategy.read import checked
@@ -163,6 +164,7 @@ class Serving:
             )
             made.shape  # noqa: B018
             [row[k] for row in (made.figures, *made.rows) for k in FIGURES]
+            _check_numbers("figures", [r.get("state_bytes", 0) for r in (made.figures, *made.rows)])
             _check_service(made.service, made.rows)
             _check_traffic(made.traffic, made.rows)
             _check_draft(made.service.get("draft"))
@@ -221,6 +223,7 @@ def _check_traffic(traffic: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         units += [pools[kind] for kind in POOLS]
         numbers += [pools[kind][k] for kind in POOLS for k in (*UNIT, "busy")]
         numbers += [pools["transfer"][k] for k in ("bytes_per_token", "mean_s", "busy")]
+        numbers.append(pools["transfer"].get("bytes_per_sequence", 0))
         words.append(pools["transfer"]["link"])
     words += [unit["label"] for unit in units]
     if "fewer" in traffic:
@@ -259,6 +262,13 @@ def rate_words(per_s: float, digits: int = 3) -> str:
 def replicas_words(replicas: int, split: int) -> str:
     """`4 replicas of 2 devices`."""
     return f"{replicas} replica{'s' * (replicas > 1)} of {split} device{'s' * (split > 1)}"
+
+
+def kept_words(figures: Mapping[str, Any]) -> str:
+    """`cache 3.1 GiB, state 2.0 GiB`, of those that there are."""
+    kept = {"cache": figures["cache_bytes"], "state": figures.get("state_bytes", 0)}
+    said = [f"{name} {show_bytes(size)}" for name, size in kept.items() if size]
+    return ", ".join(said) or "cache 0 B"
 
 
 def arriving(traffic: Mapping[str, Any]) -> str:

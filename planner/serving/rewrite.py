@@ -27,6 +27,8 @@ from planner.serving.cached import Form
 from planner.serving.latent import latents
 
 TOKEN = "next_token"
+CACHE, STATE = "cache.", "state."
+"""How labels of what is kept begin."""
 EIGHT_BITS = "uint8"
 BY_ROW = frozenset({"Cast", "LayerNormalization", "RMSNormalization", "Tanh", "Clip", "Identity"})
 BY_ROW_WITH_WEIGHTS = frozenset({"MatMul", "Add", "Mul", "Div", "Sub"})
@@ -34,7 +36,13 @@ BY_ROW_WITH_WEIGHTS = frozenset({"MatMul", "Add", "Mul", "Div", "Sub"})
 
 def cache_label(past: str) -> str:
     """What a cache is called among the parameters of a program."""
-    return f"cache.{past.removeprefix('past_key_values.')}"
+    return f"{CACHE}{past.removeprefix('past_key_values.')}"
+
+
+def state_label(past: str) -> str:
+    """Likewise what is kept beside keys and values: past_conv.0.x is state.0.conv.x."""
+    kind, *rest = past.removeprefix("past").lstrip("_.").split(".")
+    return STATE + ".".join([*rest[:1], kind, *rest[1:]])
 
 
 @dataclass(frozen=True, order=True)
@@ -109,20 +117,27 @@ def step_graph(graph: Graph, form: Form, windows: Mapping[str, Sight]) -> Graph:
         seen = kept.get(past)
         shape = (b, heads, seen.tokens if seen else length, width)
         tensors[past] = replace(tensors[past], role="weight", shape=shape)
-    outputs = (form.logits, *(joined[present][1] for present in form.presents))
+    for past in form.constant:
+        tensors[past] = replace(tensors[past], role="weight")
+    new = [joined[present][1] for present in form.presents]
+    outputs = (form.logits, *new, *form.handed[len(new) :])
     nodes = _read_by(out, outputs)
     for node in nodes:
         if used := [n for n in node.inputs if n in joined]:
             raise _other(graph, used[0], node)
     read = {n for node in nodes for n in node.inputs}
-    given = [n for n in graph.inputs if n not in form.pasts]
+    given = [n for n in graph.inputs if n not in form.held]
     given += [window_input(form, w) for w in sorted({w for w in kept.values() if w})]
     made = replace(
         graph,
         nodes=nodes,
         tensors=tensors,
-        weights={**graph.weights, **{p: WeightRef("absent") for p in form.pasts}},
-        labels={**graph.labels, **{p: cache_label(p) for p in form.pasts}},
+        weights={**graph.weights, **{p: WeightRef("absent") for p in form.held}},
+        labels={
+            **graph.labels,
+            **{p: cache_label(p) for p in form.pasts},
+            **{p: state_label(p) for p in form.constant},
+        },
         inputs=tuple(n for n in given if n in read),
         outputs=outputs,
     )
@@ -284,7 +299,7 @@ def _before_last(mask: str, out: list[Node], tensors: dict[str, Tensor], past: s
 def prompt_graph(graph: Graph, form: Form) -> Graph:
     """The graph of the pass over the prompts; the caches were read empty, so that what is present
     is new."""
-    return chosen_token(replace(graph, outputs=(form.logits, *form.presents)))
+    return chosen_token(replace(graph, outputs=(form.logits, *form.handed)))
 
 
 def chosen_token(graph: Graph) -> Graph:

@@ -27,7 +27,7 @@ from planner.search.options import (
 )
 from planner.serving.asked import Asked, Found, on_devices, on_fewest
 from planner.serving.cached import with_cache
-from planner.serving.draft import draft_of
+from planner.serving.draft import draft_of, refuse_states
 from planner.serving.lengths import Lengths
 from planner.serving.pools import Pools, refusal
 from planner.serving.result import OBJECTIVES, Service, Serving, pools_of
@@ -120,6 +120,8 @@ def serve(
             request = replace(request, runtime=load_runtime(engine))
         cached = with_cache(source)
         model = open_model(cached, request.topology.devices, workload="infer", dims=dims)
+        if draft is not None:
+            refuse_states(model)
         return Asked(model, request, objective, prefill_tokens, progress, kept)
 
     fewer, drafts = None, None if draft is None else draft_of(draft)

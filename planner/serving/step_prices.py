@@ -3,7 +3,9 @@
 Both graphs are priced under the plan's splits at sizes that are powers of two, and lie on lines
 between: a step at two lengths of the cache for each number of sequences, a pass over prompts at two
 lengths of prompts for each number of tokens, which tells pairs of tokens (attention) from rows
-(products). Only sizes that are met are priced.
+(products). Only sizes that are met are priced. In steps with prompts rows of sequences that
+generate are priced as those of prompts, and their states, and those of prompts that take several
+steps, as read and written once.
 
 A step of both has the rows of both (weights are read once) and reads the caches of those that
 generate: prompt(tokens + sequences) + keys.
@@ -17,6 +19,7 @@ from functools import cache, cached_property
 from planner.analysis.facts import GraphFacts
 from planner.graph.ir import Graph
 from planner.graph.rescale import Scaled
+from planner.pricing.pricer import Pricer
 from planner.search.request import Candidate
 from planner.serving.joint import Joint, Priced
 
@@ -68,8 +71,8 @@ class Sizes:
 
 class PlanPrices:
     """Of one plan (planner.serving.continuous.StepPrices): both phases on a mesh of so many
-    replicas, and bytes on a device of the keys and values of one token of its replica, in every
-    layer."""
+    replicas, bytes on a device of the keys and values of one token of its replica, in every layer,
+    and of what a sequence has beside them."""
 
     def __init__(
         self,
@@ -78,7 +81,9 @@ class PlanPrices:
         prompts: Candidate,
         step: Candidate,
         cache_token_bytes: float,
+        state_bytes: float = 0.0,
     ) -> None:
+        self.state_bytes = state_bytes
         self.sizes, self.replicas, self.cache_token_bytes = sizes, replicas, cache_token_bytes
         self.prompts, self.step = prompts, step
         self.decode, self.prompt = cache(self._decode), cache(self._prompt)
@@ -90,6 +95,15 @@ class PlanPrices:
     def _prompt(self, tokens: int) -> tuple[float, float]:
         seconds, pair_s = _between(max(tokens, FEWEST_ROWS), self._passes, FEWEST_ROWS)
         return seconds - pair_s * tokens * min(tokens, self.length) / 2, pair_s
+
+    @cached_property
+    def state_s(self) -> float:
+        """Seconds of reading and writing what is kept of one of many sequences."""
+        joint, many = self.sizes.joint, 1024
+        mesh, request = self.step.mesh, joint.request
+        pricer = Pricer(request.topology, mesh, request.runtime, request.recipe)
+        moved = 2 * self.state_bytes * many
+        return pricer.kernel_s(0.0, moved, request.recipe.compute) / many if moved else 0.0
 
     @property
     def length(self) -> int:
@@ -129,12 +143,12 @@ class PlanPrices:
         return seconds, max(0.0, (seconds - halves) / (tokens * length / 4))
 
     def pass_s(self, rows: int, length: int) -> float:
-        """Seconds of a pass over so many prompts of a replica, their keys and values written into
-        the cache."""
+        """Seconds of a pass over so many prompts of a replica, their keys, values and states
+        written into the cache."""
         joint = self.sizes.joint
         base = self.sizes.facts("prompts", rows * self.replicas, length)
         first = joint.phase(base, self.prompts)
-        written = 2 * self.cache_token_bytes * rows * length
+        written = 2 * rows * (self.cache_token_bytes * length + self.state_bytes)
         compute = joint.request.recipe.compute
         return first.seconds() + first.pricer.kernel_s(0.0, written, compute)
 
@@ -142,7 +156,8 @@ class PlanPrices:
     def of(cls, sizes: Sizes, pair: Priced) -> PlanPrices:
         """Of a pair of plans on one mesh."""
         assert pair.prompts.best is not None and pair.step.best is not None
-        return cls(sizes, pair.replicas, pair.prompts.best, pair.step.best, pair.token_bytes)
+        state = pair.state_bytes * pair.replicas / sizes.joint.step.service.concurrency
+        return cls(sizes, pair.replicas, pair.prompts.best, pair.step.best, pair.token_bytes, state)
 
 
 def _between(

@@ -165,7 +165,10 @@ class Loads:
         """What a replica of the pair takes: the memory that weights and work leave is cache."""
         left = self.joint.request.limit_bytes - (pair.memory_bytes - pair.cache_bytes)
         sequences = self.joint.step.service.concurrency // pair.replicas
-        tokens = int(left / prices.cache_token_bytes) // BLOCK * BLOCK
+        if prices.cache_token_bytes:
+            tokens = int(left / prices.cache_token_bytes) // BLOCK * BLOCK
+        else:  # states do not grow: room for every sequence
+            tokens = sequences * (int(self.needs.max()) + BLOCK)
         return Limits(sequences, step_tokens, tokens, self.sizes.windows)
 
     def load(self, pair: Priced) -> Loaded | None:

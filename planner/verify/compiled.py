@@ -66,8 +66,8 @@ def shapes(module: types.ModuleType, table: str, mesh: Any) -> dict[str, Any]:
     out = {}
     for key, row in getattr(module, table).items():
         dtype = module.COMPUTE if row[1] == "float" else row[1]
-        if table == "CACHE":
-            dtype = module.CACHE_TYPE or module.COMPUTE
+        if table in ("CACHE", "BEFORE", "STATES"):
+            dtype = module.kept_type(key)
         elif key in getattr(module, "QUANTIZED", ()):
             dtype = module.WEIGHT_TYPE
         sharding = (

@@ -446,6 +446,37 @@ def attentions() -> list[Case]:
             {"scale": 0.3, "chunk": 4},
         ),
         Case(
+            "linear-attention-step",
+            "LinearAttention",
+            ((8, 1, 4, 3), (8, 1, 4, 3), (8, 1, 4, 5), (8, 1, 4), None, (8, 4, 3, 5)),
+            ((8, 1, 4, 5), (8, 4, 3, 5)),
+            {"scale": 0.3, "chunk": 4},
+        ),
+        Case(
+            "linear-attention-delta-step",
+            "LinearAttention",
+            ((4, 1, 2, 3), (4, 1, 2, 3), (4, 1, 8, 5), (4, 1, 8), (4, 1, 8), (4, 8, 3, 5)),
+            ((4, 1, 8, 5), (4, 8, 3, 5)),
+            {"scale": 0.3, "chunk": 4},
+        ),
+        Case(
+            "linear-attention-goes-on",
+            "LinearAttention",
+            ((4, 6, 2, 3), (4, 6, 2, 3), (4, 6, 8, 5), (4, 6, 8), (4, 6, 8), (4, 8, 3, 5)),
+            ((4, 6, 8, 5), (4, 8, 3, 5)),
+            {"scale": 0.3, "chunk": 4},
+        ),
+        Case(
+            "linear-attention-step-kept",
+            "LinearAttention",
+            ((4, 1, 2, 3), (4, 1, 2, 3), (4, 1, 8, 5), (4, 1, 8), (4, 1, 8), (4, 8, 5, 3)),
+            ((4, 1, 8, 5), (4, 8, 5, 3)),
+            {"scale": 0.3, "chunk": 4, "kept": 1},
+        ),
+        Case(
+            "conv-step", "ConvStep", ((4, 8, 3), (4, 8, 1), (8, 1, 4)), ((4, 8, 1), (4, 8, 3)), {}
+        ),
+        Case(
             "cached-attention",
             "CachedAttention",
             (

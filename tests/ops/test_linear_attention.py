@@ -21,7 +21,10 @@ SHAPES = {
     "v": (B, T, H * P),
     "decay": (B, T, H),
     "beta": (B, T, H),
+    "past": (B, H, N, P),
 }
+KEPT = {"past": (B, H, N, P)}
+STEP = {k: (s[0], 1, s[2]) for k, s in SHAPES.items() if k != "past"}
 CASES: list[tuple[dict[str, Any], dict[str, tuple[int, ...]], bool]] = [
     ({"update_rule": "gated_delta", "chunk_size": 4}, {}, True),
     ({"update_rule": "gated_delta"}, {}, True),
@@ -29,6 +32,10 @@ CASES: list[tuple[dict[str, Any], dict[str, tuple[int, ...]], bool]] = [
     ({"update_rule": "gated_delta"}, {"decay": (B, T, H * N)}, False),
     ({"update_rule": "gated_delta"}, {"beta": (B, T, 1)}, False),
     ({"update_rule": "delta"}, {}, False),
+    ({"update_rule": "gated_delta", "chunk_size": 4}, KEPT, True),
+    ({"update_rule": "gated", "chunk_size": 3}, KEPT, True),
+    ({"update_rule": "gated_delta"}, KEPT | STEP, True),
+    ({"update_rule": "gated", "scale": 0.7}, KEPT | STEP, True),
 ]
 
 
@@ -38,8 +45,9 @@ def test_it_computes_what_onnx_says(
 ) -> None:
     given = SHAPES | shapes
     rule = attrs["update_rule"]
-    given = {k: s for k, s in given.items() if k not in ("decay", "beta") or k in _read(rule)}
-    inputs = ["q", "k", "v", "", *(k if k in given else "" for k in ("decay", "beta"))]
+    read = {"q", "k", "v"} | _read(rule) | shapes.keys() & {"past"}
+    given = {k: s for k, s in given.items() if k in read}
+    inputs = ["q", "k", "v", *(k if k in given else "" for k in ("past", "decay", "beta"))]
     node = helper.make_node(
         "LinearAttention", inputs, ["y", "state"], q_num_heads=H, kv_num_heads=H, **attrs
     )
@@ -48,7 +56,7 @@ def test_it_computes_what_onnx_says(
         "attention",
         [helper.make_tensor_value_info(k, TensorProto.FLOAT, s) for k, s in given.items()],
         [
-            helper.make_tensor_value_info("y", TensorProto.FLOAT, (B, T, H * P)),
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, (B, given["q"][1], H * P)),
             helper.make_tensor_value_info("state", TensorProto.FLOAT, (B, H, N, P)),
         ],
     )

@@ -14,6 +14,7 @@ REWRITES = {
     "planner/serving/latent.py",
     "planner/serving/quantize.py",
     "planner/serving/rewrite.py",
+    "planner/serving/states.py",
     "planner/workload/lora.py",
     "planner/workload/loss.py",
     "planner/workload/train_eval_mode.py",

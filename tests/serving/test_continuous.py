@@ -34,6 +34,8 @@ class Fixed:
     row_s: float = 0.0
     pair_s: float = 0.0
 
+    state_s = 0.0
+
     def decode(self, sequences: int) -> tuple[float, float]:
         return self.step_s + self.sequence_s * sequences, self.key_s
 

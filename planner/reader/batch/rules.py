@@ -300,10 +300,9 @@ def _linear_attention(t: Tracer, op: Op) -> list[Dims]:
     q, v = t.dims(op.inputs[0]), t.dims(op.inputs[2])
     if any(0 in f for f in (*q[1:], *v[1:])):
         raise t.fail(op, "has the batch in a dim that is not the first")
-    given = [i for i in op.inputs if i]
     if q[0] == (0,):
-        t.align(op, [(i, 0) for i in given[:3]], 4, ones=False)
-        t.align(op, [(i, 0) for i in given[3:]], 3, ones=False)
+        for inputs, rank in ((op.inputs[:3], 4), (op.inputs[3:5], 3), (op.inputs[5:], 4)):
+            t.align(op, [(i, 0) for i in inputs if i], rank, ones=False)
     return [v, (v[0], v[2], q[3], v[3])]
 
 

@@ -392,14 +392,14 @@ def _attention(call: Call) -> None:
 
 
 def _linear_attention(call: Call) -> None:
-    """LinearAttention of opset 27 with a decay a head, from an empty state: operands by heads.
-    Other forms are entered by ONNX's body."""
+    """LinearAttention of opset 27 with a decay a head: operands by heads. Other forms are entered
+    by ONNX's body."""
     heads, groups = int(call.attr("q_num_heads", 0)), int(call.attr("kv_num_heads", 0))
     b, s, wide = call.shape()
     rule = str(call.attr("update_rule", "gated_delta"))
     usual = rule in ("gated", "gated_delta") and heads == groups and heads > 0
     beta = rule == "gated_delta"
-    plain = usual and not call.has(3) and call.has(4)
+    plain = usual and call.has(4)
     plain = plain and call.shape(4) == (b, s, heads) and (not beta or call.has(5))
     if not plain or wide % heads or (beta and call.shape(5) != (b, s, heads)):
         keep_or_expand(call, "")
@@ -409,6 +409,8 @@ def _linear_attention(call: Call) -> None:
         for x in call.inputs[:3]
     ]
     operands += [call.arg(4), *([call.arg(5)] if beta else [])]
+    if call.has(3):
+        operands += [*([] if beta else [""]), call.arg(3)]
     scale = float(call.attr("scale", 0.0)) or (wide // heads) ** -0.5
     attrs = {"scale": scale, "chunk": max(1, int(call.attr("chunk_size", 64)))}
     names = [f"{call.name(0)}/heads", call.name(1)]

@@ -74,6 +74,8 @@ and by programs that generate, whose two phases are `prompts` and `step`:
     CACHE             the caches of keys and values, as FROZEN; the last dims are heads, positions,
                       features
     CACHE_TYPE        of what is in them; None: COMPUTE
+    BEFORE, STATES    what convolutions and linear attention keep of earlier tokens, as FROZEN; the
+                      first in COMPUTE, the others float32
     QUANTIZED         weight in a byte -> (its scales, the dim that each is taken over, whether its
                       dims are the other way round than in the model's files), both in FROZEN
     WEIGHT_TYPE       of those weights: int8 or float8_e4m3fn
@@ -126,6 +128,8 @@ PROMPTS_OUTPUT_SPECS: tuple[Any, ...] = ()
 STEP_OUTPUT_SPECS: tuple[Any, ...] = ()
 CACHE_TYPE: Any = None
 CACHE: dict[str, tuple[Any, ...]] = {}
+BEFORE: dict[str, tuple[Any, ...]] = {}
+STATES: dict[str, tuple[Any, ...]] = {}
 QUANTIZED: dict[str, tuple[str, int, bool]] = {}
 WEIGHT_TYPE: Any = None
 PRODUCTS_APART = False

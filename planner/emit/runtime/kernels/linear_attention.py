@@ -5,21 +5,26 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 
 # Many parameters: the operands and attributes of the operator.
-def linear_attention(q, k, v, decay, beta, scale, chunk):
+def linear_attention(q, k, v, decay, beta, scale, chunk, past=None, kept=False):
     """Per head, with state s [N, P]: s = exp(decay) s, then s += k (beta (v - k s)), y = scale q s
     (without beta s += k v), and the last states; q, k [B, T, G, N], v [B, T, H, P], decay, beta [B,
-    T, H], where H / G heads in a row share the queries and keys of a group.
+    T, H], where H / G heads in a row share the queries and keys of a group. past: the states before
+    the first step [B, H, N, P], else zeros. kept: states are [B, H, P, N], and the last ones
+    float32, else as v.
 
-    In chunks, all at once: what the steps of a chunk correct of one another is a product with the
-    inverse of a triangular matrix. In a loop states pass from chunk to chunk, and nothing else. The
-    backward pass makes all of it again.
+    A step alone is the recurrence as it is written. In chunks, all at once: what the steps of a
+    chunk correct of one another is a product with the inverse of a triangular matrix. In a loop
+    states pass from chunk to chunk, and nothing else. The backward pass makes all of it again.
     """
+    if past is not None and q.shape[1] == 1:
+        return state_step(q, k, v, decay, beta, scale, past, kept)
 
     @jax.checkpoint
-    def run(q, k, v, decay, beta):
+    def run(q, k, v, decay, beta, past):
         steps, groups = min(chunk, q.shape[1]), q.shape[2]
         short, each = -q.shape[1] % steps, v.shape[2] // groups
 
@@ -42,31 +47,77 @@ def linear_attention(q, k, v, decay, beta, scale, chunk):
             own = times("zbgdn,zbgrdp->zbgrnp", keys, new * until)
         else:
             share = parts(beta, groups, each).astype(jnp.float32)[..., None]
-            alike = jnp.einsum("zbgcn,zbgdn->zbgcd", keys, keys, preferred_element_type=share.dtype)
-            alike = alike[:, :, :, None] * left * share
-            inverse = unit_inverse(jnp.tril(alike, -1))
-            new = times("zbgrcd,zbgrdp->zbgrcp", inverse, new * share)
-            each_keys = keys[:, :, :, None]
-            state_keys = times("zbgrcd,zbgrdn->zbgrcn", inverse, each_keys * share * since)
-            own = times("zbgrdn,zbgrdp->zbgrnp", each_keys * until, new)
-            turned = times("zbgrdn,zbgrdm->zbgrnm", each_keys * until, state_keys)
+            new, state_keys, turned = corrected(times, keys, new, share, left, (since, until))
+            own = times("zbgrdn,zbgrdp->zbgrnp", keys[:, :, :, None] * until, new)
 
         def step(state, chunk):
             own, turned, whole = chunk
             own = own if turned is None else own - times("bgrnm,bgrmp->bgrnp", turned, state)
             return state * whole + own, state.astype(v.dtype)
 
-        empty = (own[0] * 0).astype(jnp.float32)
-        state, entering = lax.scan(step, empty, (own, turned, since[..., -1:, :]), unroll=4)
+        first = (own[0] * 0).astype(jnp.float32)
+        if past is not None:
+            first += (past.swapaxes(2, 3) if kept else past).reshape(first.shape)
+        state, entering = lax.scan(step, first, (own, turned, since[..., -1:, :]), unroll=4)
         if beta is not None:
             new = new - times("zbgrcn,zbgrnp->zbgrcp", state_keys, entering)
         scores = times("zbgcn,zbgdn->zbgcd", queries, keys)[:, :, :, None] * left
         y = times("zbgcn,zbgrnp->zbgrcp", queries, entering) * since
         y = jnp.moveaxis(y + times("zbgrcd,zbgrdp->zbgrcp", scores, new), (0, 4), (1, 2))
         y = y.astype(v.dtype).reshape(y.shape[0], -1, *v.shape[2:])[:, : q.shape[1]]
-        return y, state.reshape(state.shape[0], -1, *state.shape[3:]).astype(v.dtype)
+        state = state.reshape(state.shape[0], -1, *state.shape[3:])
+        return y, state.swapaxes(2, 3) if kept else state.astype(v.dtype)
 
-    return run(q, k, v, decay, beta)
+    return run(q, k, v, decay, beta, past)
+
+
+def corrected(times, keys, new, share, left, passing):
+    """What the steps of a chunk correct of one another: their values, the keys by which they read
+    the state that enters, and what they turn it by. times: a product; passing: what is left of the
+    state at each step, and of each step at the last."""
+    since, until = passing
+    alike = jnp.einsum("zbgcn,zbgdn->zbgcd", keys, keys, preferred_element_type=share.dtype)
+    alike = alike[:, :, :, None] * left * share
+    inverse = unit_inverse(jnp.tril(alike, -1))
+    new = times("zbgrcd,zbgrdp->zbgrcp", inverse, new * share)
+    each_keys = keys[:, :, :, None]
+    state_keys = times("zbgrcd,zbgrdn->zbgrcn", inverse, each_keys * share * since)
+    turned = times("zbgrdn,zbgrdm->zbgrnm", each_keys * until, state_keys)
+    return new, state_keys, turned
+
+
+# Many parameters: as of linear_attention.
+def state_step(q, k, v, decay, beta, scale, past, kept):
+    """`linear_attention` of one step: states are read and written in float32, each element by
+    itself, and nothing is multiplied as matrices. Sums run over their last dim. States that are
+    kept lie in the order of their dims: compilers would turn all of them around before a loop over
+    steps, and keep both."""
+    b, _, groups, n = q.shape
+    lying = lambda x: with_layout_constraint(x, Layout((0, 1, 2, 3)))  # noqa: E731
+    state = lying(past) if kept else past.swapaxes(2, 3)
+    state = state.astype(jnp.float32).reshape(b, groups, -1, v.shape[3], n)
+    q, k = (x.astype(jnp.float32)[:, 0, :, None, None, :] for x in (q, k))
+    decay, new = (
+        x.astype(jnp.float32)[:, 0].reshape(*state.shape[:3], *x.shape[3:]) for x in (decay, v)
+    )
+    state = state * jnp.exp(decay)[..., None, None]
+    if beta is None:
+        state = state + k * new[..., None]
+        y = jnp.sum(q * state, -1)
+    else:
+        share = beta.astype(jnp.float32)[:, 0].reshape(*state.shape[:3], 1)
+        # Both sums of the old states in one kernel of their own: one that also wrote new ones could
+        # not write where it reads, and compilers would copy the old ones.
+        zero = jnp.float32(0)
+        both = lambda a, b: (a[0] + b[0], a[1] + b[1])  # noqa: E731
+        sums = lax.reduce((k * state, q * state), (zero, zero), both, (4,))
+        of_keys, of_queries = lax.optimization_barrier(sums)
+        new = share * (new - of_keys)
+        state = state + k * new[..., None]
+        y = of_queries + jnp.sum(q * k, -1) * new
+    y = (scale * y).astype(v.dtype).reshape(v.shape)
+    state = state.reshape(b, -1, v.shape[3], n)
+    return y, lying(state) if kept else state.swapaxes(2, 3).astype(v.dtype)
 
 
 def remaining(total):

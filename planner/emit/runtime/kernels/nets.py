@@ -18,6 +18,14 @@ def conv(x, w, strides, pads, dilations, groups):
     )
 
 
+def conv_step(past, x, w):
+    """The last position of a convolution of each channel over earlier rows past [B, C, K-1] and x
+    [B, C, 1], by w [C, 1, K]; and the rows but for the first."""
+    rows = jnp.concatenate([past.astype(x.dtype), x], 2)
+    sums = jnp.sum(rows.astype(jnp.float32) * w[:, 0].astype(jnp.float32), 2, keepdims=True)
+    return sums.astype(x.dtype), rows[:, :, 1:]
+
+
 def conv_transpose(x, w, strides, pads, dilations, out, groups):
     """Transposed convolution, x [N, C, ...], w [C, O/groups, ...], to the spatial shape `out`."""
     n = len(strides)

@@ -24,6 +24,7 @@ from planner.emit.runtime.files.frame import (
     stored_weights,
 )
 from planner.emit.runtime.files.tables import (
+    BEFORE,
     CACHE,
     CACHE_TYPE,
     COMPUTE,
@@ -39,6 +40,7 @@ from planner.emit.runtime.files.tables import (
     PROMPTS_OUTPUT_SPECS,
     QUANTIZED,
     ROWS,
+    STATES,
     STEP_INPUTS,
     STEP_OUTPUT_SPECS,
     VOCABULARY,
@@ -50,9 +52,14 @@ from planner.emit.runtime.files.tables import (
 )
 
 
+def all_kept():
+    """The tables of all that is kept of sequences, in the order in which phases hand it out."""
+    return {**CACHE, **BEFORE, **STATES}
+
+
 def on_pieces(mesh, forward, inputs, outputs, weights):
     """A phase's model on arrays of the mesh: run(weights, batch) -> its outputs."""
-    names = {**specs_of(FROZEN), **specs_of(CACHE)}
+    names = {**specs_of(FROZEN), **specs_of(all_kept())}
     specs = {key: names[key] for key in weights}, specs_of(inputs)
     return jax.shard_map(
         lambda w, b: forward({}, w, b), mesh=mesh, in_specs=specs, out_specs=outputs
@@ -73,7 +80,7 @@ def resized(x, shape):
 def batch_pieces():
     """Into how many pieces the caches' sequences are cut: neighbouring rows of a cache are
     neighbours in a piece."""
-    *_, spec = next(iter(CACHE.values()))
+    *_, spec = next(iter(all_kept().values()))
     cells = spec[0] if len(spec) else None
     axes = cells if isinstance(cells, tuple) else (cells,) if cells else ()
     return int(np.prod([MESH[a] for a in axes], dtype=int))
@@ -93,26 +100,32 @@ def options(mesh):
 
 
 def make_caches(mesh):
-    """Empty caches on the mesh."""
+    """Empty caches and states on the mesh."""
     shapes = {
         key: (padded_shape(row[0], row[-1]), NamedSharding(mesh, row[-1]))
-        for key, row in CACHE.items()
+        for key, row in all_kept().items()
     }
     return jax.jit(
-        lambda: {
-            key: jnp.zeros(shape, CACHE_TYPE or COMPUTE) for key, (shape, _) in shapes.items()
-        },
+        lambda: {key: jnp.zeros(shape, kept_type(key)) for key, (shape, _) in shapes.items()},
         out_shardings={key: on for key, (_, on) in shapes.items()},
     )()
 
 
-def as_kept(x):
-    """Keys or values in the type of the caches, those of eight bits no larger than their largest
-    number: beyond it there is none."""
-    if CACHE_TYPE is None:
-        return x.astype(COMPUTE)
-    most = float(jnp.finfo(CACHE_TYPE).max)
-    return jnp.clip(x, -most, most).astype(CACHE_TYPE)
+def kept_type(key):
+    """The type in which something is kept."""
+    if key in STATES:
+        return jnp.float32
+    return CACHE_TYPE or COMPUTE if key in CACHE else COMPUTE
+
+
+def as_kept(key, x):
+    """Keys, values or states in the type that they are kept in, those of eight bits no larger than
+    its largest number: beyond it there is none."""
+    kept = kept_type(key)
+    if CACHE_TYPE is None or key not in CACHE:
+        return x.astype(kept)
+    most = float(jnp.finfo(kept).max)
+    return jnp.clip(x, -most, most).astype(kept)
 
 
 def in_slots(new, size):
@@ -137,13 +150,15 @@ def make_prefill(mesh):
     caches), compiled once; caches are written in place, for the sequences rows_of(wave). real: 1,
     and 0 where a shorter prompt is padded, which is on its left.
     """
-    specs = specs_of(CACHE)
+    kept = all_kept()
+    specs = specs_of(kept)
 
     def fill(key, cache, new, wave):
-        shape = padded_shape(CACHE[key][0], specs[key])
-        new = as_kept(resized(in_slots(new, CACHE[key][0][2]), (WAVE, *shape[1:])))
+        shape = padded_shape(kept[key][0], specs[key])
+        new = in_slots(new, kept[key][0][2]) if key in CACHE else new
+        new = as_kept(key, resized(new, (WAVE, *shape[1:])))
         piece = lambda cache, new, wave: lax.dynamic_update_slice(  # noqa: E731
-            cache, new, (wave * new.shape[0], 0, 0, 0)
+            cache, new, (wave * new.shape[0], *(0,) * (new.ndim - 1))
         )
         return jax.shard_map(
             piece,
@@ -159,7 +174,7 @@ def make_prefill(mesh):
         )(weights, taken({IDS: ids, MASK: real, POSITIONS: where}, PROMPTS_INPUTS))
         return token, {
             **caches,
-            **{key: fill(key, caches[key], x, wave) for key, x in zip(CACHE, new, strict=True)},
+            **{key: fill(key, caches[key], x, wave) for key, x in zip(kept, new, strict=True)},
         }
 
     return jax.jit(prefill, donate_argnums=1, compiler_options=options(mesh))
@@ -205,7 +220,7 @@ def make_generate(mesh):
                 **caches,
                 **{
                     key: write(mesh, key, caches[key], x, at_token)
-                    for key, x in zip(CACHE, new, strict=True)
+                    for key, x in zip(all_kept(), new, strict=True)
                 },
             }
             tokens = lax.dynamic_update_slice(tokens, token.astype(jnp.int32), (0, made))
@@ -220,8 +235,12 @@ def make_generate(mesh):
 
 def write(mesh, key, cache, new, at):
     """The cache with the new keys (or values) of the token `at`, written where the cache lies: in
-    its own slot, or in that of a token that is seen no more. It may be cut along positions."""
-    (shape, *_, spec), axes = CACHE[key], ()
+    its own slot, or in that of a token that is seen no more. It may be cut along positions. Of
+    what does not grow the new one takes the old one's place."""
+    (shape, *_, spec), axes = all_kept()[key], ()
+    if key not in CACHE:
+        new = as_kept(key, resized(new, padded_shape(shape, spec)))
+        return lax.with_sharding_constraint(new, NamedSharding(mesh, spec))
     dim = len(shape) - 2
     at = at % shape[dim]
     if len(spec) > dim and spec[dim] is not None:
@@ -237,7 +256,7 @@ def write(mesh, key, cache, new, at):
         )
 
     whole = padded_shape(shape, spec)
-    new = as_kept(resized(new, (*whole[:dim], 1, whole[-1])))
+    new = as_kept(key, resized(new, (*whole[:dim], 1, whole[-1])))
     rows = type(spec)(*(None if d == dim else cell for d, cell in enumerate(spec)))
     return jax.shard_map(piece, mesh=mesh, in_specs=(spec, rows, type(spec)()), out_specs=spec)(
         cache, new, at
