@@ -21,7 +21,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import prod
@@ -136,7 +136,10 @@ def _answer(
         with suppress(subprocess.TimeoutExpired):
             done = subprocess.run(
                 [sys.executable, "-m", "planner.verify.worker", *files],
-                env={**environment(strategy_devices(strategy), place.kind), **place.environment()},
+                env={
+                    **environment(strategy_devices(strategy), place.kind, QUICK_TO_COMPILE),
+                    **place.environment(),
+                },
                 timeout=timeout_s,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -150,19 +153,30 @@ def _answer(
         return json.loads(answer.read_text()) if answer.exists() else {}, exit_code, log
 
 
+QUICK_TO_COMPILE = (
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
+)
+"""Of XLA on CPUs: machine code that runs for milliseconds need not be fast, and one loop for each
+fused kernel compiles in a third of the time of a module. The program that is compiled, its
+collectives, FLOPs and memory are the same."""
+
+
 def strategy_devices(strategy: Strategy) -> int:
     """How many devices a strategy is for."""
     return prod(size for _, size in strategy.mesh_shape)
 
 
-def environment(devices: int, kind: str = "cpu") -> dict[str, str]:
+def environment(devices: int, kind: str = "cpu", options: Sequence[str] = ()) -> dict[str, str]:
     """Environment of a process able to import this package; on cpu with that many virtual devices
     and products in float32. Nothing comes from a cache of compiled programs that the user may have:
     what the compiler did is read from its dumps.
 
     NPROC, the number of XLA's threads, is well above that of devices: independent collectives of
     one device run at once, each holding a thread until the other devices come, and with 8 threads
-    for 8 devices they were seen to wait for one another for ever.
+    for 8 devices they were seen to wait for one another for ever. options: flags of XLA
+    on CPUs, before those of the user, which count.
     """
     root = str(Path(__file__).resolve().parents[2])
     flags = [
@@ -178,7 +192,9 @@ def environment(devices: int, kind: str = "cpu") -> dict[str, str]:
         "JAX_PLATFORMS": "cpu",
         "JAX_DEFAULT_MATMUL_PRECISION": "float32",
         "NPROC": os.environ.get("NPROC", str(min(32 * devices, 2048))),
-        "XLA_FLAGS": " ".join([f"--xla_force_host_platform_device_count={devices}", *flags]),
+        "XLA_FLAGS": " ".join(
+            [*options, f"--xla_force_host_platform_device_count={devices}", *flags]
+        ),
     }
 
 
