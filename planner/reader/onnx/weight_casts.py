@@ -8,6 +8,8 @@ ZeRO stage could cut the weight.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planner.reader.draft.draft import Draft, Op
 from planner.reader.draft.simplify import users
 from planner.reader.onnx.params import TRAINABLE, parameter_uses
@@ -23,33 +25,39 @@ def drop_weight_casts(draft: Draft) -> None:
     ]  # most models have none
     if not casts:
         return
-    readers, dropped = users(draft), set[int]()
+    readers = users(draft)
+    instead: dict[Op, list[Op]] = {}
     for leaf in dict.fromkeys(use.leaf for use in parameter_uses(draft)):
-        ways, elsewhere = _ways(readers, leaf)
+        ways, elsewhere = _ways(readers, leaf, draft.outputs)
         kinds = {str(way[-1].attrs["to"]) for way in ways}
         if not elsewhere and len(kinds) == 1:
             (kind,) = kinds
             for name in {leaf, *(op.outputs[0] for way in ways for op in way)}:
                 draft.types[name] = draft.shape(name), kind
             for way in ways:
-                _rename(readers, way[-1].outputs[0], way[-1].inputs[0], draft)
-                dropped.add(id(way[-1]))
+                _rename(readers, way[-1].outputs[0], way[-1].inputs[0])
+                instead[way[-1]] = []
         elif leaf in draft.refs and len(draft.shape(leaf)) > 1:
             for kind in sorted(kinds):
-                _read_apart(draft, leaf, kind, [w for w in ways if w[-1].attrs["to"] == kind])
-    draft.ops = [op for op in draft.ops if id(op) not in dropped]
+                apart = [way for way in ways if way[-1].attrs["to"] == kind]
+                instead |= _read_apart(draft, readers, leaf, kind, apart)
+    draft.ops = [new for op in draft.ops for new in instead.get(op, [op])]
     draft.maker = {o: op for op in draft.ops for o in op.outputs if o}
 
 
-def _ways(readers: dict[str, list[Op]], leaf: str) -> tuple[list[tuple[Op, ...]], bool]:
+def _ways(
+    readers: dict[str, list[Op]], leaf: str, results: Sequence[str]
+) -> tuple[list[tuple[Op, ...]], bool]:
     """The ways from a leaf through views to a cast to another float type, each with the cast at its
-    end, and whether it is read in any other way."""
+    end, and whether it is read in any other way. results: the model's, which keep their names."""
     ways, elsewhere = list[tuple[Op, ...]](), False
     stack: list[tuple[str, tuple[Op, ...]]] = [(leaf, ())]
     while stack:
         name, views = stack.pop()
         for op in readers.get(name, ()):
-            if op.op == "Cast" and str(op.attrs["to"]) in TRAINABLE:
+            if op.outputs and op.outputs[0] in results:
+                elsewhere = True
+            elif op.op == "Cast" and str(op.attrs["to"]) in TRAINABLE:
                 ways.append((*views, op))
             elif op.op in _VIEWS and op.inputs[0] == name:
                 stack.append((op.outputs[0], (*views, op)))
@@ -58,37 +66,30 @@ def _ways(readers: dict[str, list[Op]], leaf: str) -> tuple[list[tuple[Op, ...]]
     return ways, elsewhere
 
 
-def _rename(readers: dict[str, list[Op]], old: str, new: str, draft: Draft) -> None:
+def _rename(readers: dict[str, list[Op]], old: str, new: str) -> None:
     """Let the readers of a tensor read another one."""
     for op in readers.get(old, ()):
         op.inputs[:] = [new if name == old else name for name in op.inputs]
     readers[new] = [*readers.get(new, ()), *readers.pop(old, ())]
-    draft.outputs[:] = [new if name == old else name for name in draft.outputs]
 
 
-def _read_apart(draft: Draft, leaf: str, kind: str, ways: list[tuple[Op, ...]]) -> None:
-    """Let casts of a leaf to one type become views of the leaf under a second name, of that
-    type."""
+def _read_apart(
+    draft: Draft, readers: dict[str, list[Op]], leaf: str, kind: str, ways: list[tuple[Op, ...]]
+) -> dict[Op, list[Op]]:
+    """Let what reads casts of a leaf to one type read views of the leaf under a second name, of
+    that type. What takes the place of each cast."""
     copy = draft.fresh(leaf)
     draft.types[copy], draft.refs[copy] = (draft.shape(leaf), kind), draft.refs[leaf]
     draft.copy_of[copy] = leaf
+    instead: dict[Op, list[Op]] = {}
     for *views, cast in ways:
         name, made = copy, list[Op]()
         for view in views:
             out = draft.fresh(view.outputs[0])
             draft.types[out] = draft.shape(view.outputs[0]), kind
-            made.append(
-                Op(
-                    view.op,
-                    [name, *view.inputs[1:]],
-                    [out],
-                    dict(view.attrs),
-                    f"{cast.id}/{view.id}",
-                )
-            )
+            inputs, number = [name, *view.inputs[1:]], f"{cast.id}/{view.id}"
+            made.append(Op(view.op, inputs, [out], dict(view.attrs), number))
             name = out
-        at = draft.ops.index(cast)
-        for op in draft.ops[at + 1 :]:
-            op.inputs[:] = [name if i == cast.outputs[0] else i for i in op.inputs]
-        draft.outputs[:] = [name if o == cast.outputs[0] else o for o in draft.outputs]
-        draft.ops[at : at + 1] = made
+        _rename(readers, cast.outputs[0], name)
+        instead[cast] = made
+    return instead
