@@ -106,7 +106,8 @@ class PhaseModel(Model):
         if s.engine and self.phase == "prompts":
             graph = all_real(unpadded(graph), form)
         if s.quantize != "none":
-            graph = quantized(graph, s.quantize, self._absorbed(form))
+            states = frozenset(form.handed[len(form.pairs) :])
+            graph = quantized(graph, s.quantize, self._absorbed(form), states)
         notes = tuple(n for n in graph.notes if not n.startswith("batch "))  # it was given
         dims = {**graph.dims, "batch": self.rows}
         return replace(graph, name=self.name, dims=dims, notes=notes, unstacked=True)

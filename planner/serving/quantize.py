@@ -40,16 +40,20 @@ def scale_name(weight: str) -> str:
     return f"{weight}.scale"
 
 
-def quantized(graph: Graph, how: str, apart: Set[str] = frozenset()) -> Graph:
+def quantized(
+    graph: Graph, how: str, apart: Set[str] = frozenset(), states: Set[str] = frozenset()
+) -> Graph:
     """The graph with every weight that one product reads, as its second operand, kept in a byte;
-    how: of KEPT. apart: weights that stay as they are."""
+    how: of KEPT. apart: weights that stay as they are; states: outputs that go on with what is kept
+    of sequences, which no product is a head for."""
     tensors, weights, labels, nodes = (
         dict(graph.tensors),
         dict(graph.weights),
         dict(graph.labels),
         [],
     )
-    served = _served(graph, how, apart)
+    results = tuple(o for o in graph.outputs if o not in states)
+    served = _served(replace(graph, outputs=results), how, apart)
 
     def keep(name: str, over: int) -> str:
         """Keep a weight in a byte; the name of its scales, one for each of what is left of its

@@ -15,7 +15,7 @@ from planner.errors import PlanError
 from planner.serving.engines import hand_over
 from planner.serving.pools import Apart, Pools
 from planner.serving.result import Serving
-from planner.serving.serve import serve
+from planner.serving.serve import program, serve
 from tests.serving.test_serving import emitted, generated, on_mesh, prompts, uncached
 
 SSM = "zoo:ssm-tiny,groups=2,weights=inline"
@@ -174,6 +174,15 @@ def test_states_go_to_the_replicas_that_generate(monkeypatch) -> None:
     assert apart.said()["pools"]["transfer"]["bytes_per_sequence"] == SEQUENCE
     keys = np.unique(apart.sent_s)
     assert len(keys) > 1 and keys[0] > SEQUENCE / 450e9
+
+
+def test_both_phases_keep_the_same_weights_in_float8() -> None:
+    """Projections whose rows convolutions keep are no heads, in steps either."""
+    made = serve("zoo:hybrid-tiny", **ASKED, precision="fp8")
+    assert (
+        '"model.layers.3.mamba.in_proj.x.weight": ((128, 64)'
+        in program(made, "zoo:hybrid-tiny").text
+    )
 
 
 @pytest.mark.parametrize(
