@@ -32,16 +32,23 @@ class Tile:
     more: float
     again: bool
 
+    @staticmethod
+    def met(rows: float, experts: int) -> float:
+        """Experts that get any of the rows, where each is as likely to go to any: the others have
+        no tile, and nobody reads their weights."""
+        return experts * (1.0 - (1.0 - 1.0 / experts) ** rows) if experts else 0.0
+
     def rows_flops(self, rows: float, experts: int, across: int, wide: int) -> float:
         """FLOPs of a library's product that takes as long as the kernel that multiplies the rows of
         all experts, [rows, across], by their weights, [across, wide] each."""
-        filled = (rows + experts * self.rows / 2) * ceil(wide / self.columns) * self.columns
+        started = rows + self.met(rows, experts) * self.rows / 2
+        filled = started * ceil(wide / self.columns) * self.columns
         return self.slower * 2.0 * filled * (across + 64 * self.more)
 
     def rows_moved(self, rows: float, experts: int, across: int, wide: int) -> float:
         """Elements that it moves."""
         often = ceil(wide / self.columns) if self.again else 1
-        return experts * across * wide + rows * (often * across + wide)
+        return self.met(rows, experts) * across * wide + rows * (often * across + wide)
 
     def weights_flops(self, rows: float, experts: int, across: int, wide: int) -> float:
         """The same of the kernel for the gradients of these weights, which sums over the rows of an

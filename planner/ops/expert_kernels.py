@@ -123,7 +123,8 @@ def kernel_passes(
     itemsize, kept = pieces.itemsize("float32"), kept_itemsize(pieces)
     short = bool(pieces.node.attrs.get(KEPT_FLOAT8))
     h, f, experts = local["h"], local["f"], local["e"]
-    wide, spared = places(kernel, given, experts) * itemsize, experts * h * f * (itemsize - kept)
+    wide = places(kernel, given, experts) * itemsize
+    spared = Tile.met(rows, experts) * h * f * (itemsize - kept)
     into, out_of = (
         Kernel(
             tile.rows_flops(rows, experts, *widths),

@@ -17,6 +17,7 @@ from costmodels.expert_tiles import (
     MOSAIC,
     TILES,
     TRITON,
+    Tile,
     even_columns,
     most_columns,
     rows_tile,
@@ -365,3 +366,15 @@ def test_a_longer_product_takes_longer() -> None:
         assert rows(1000, 8, 512, 512) > 2.0 * 1000 * 512 * 512
         sums = weights_tile(kernel, 2**26, 512, 512).weights_flops
         assert sums(1000, 8, 512, 512) < sums(1000, 9, 512, 512)
+
+
+@pytest.mark.parametrize(("rows", "experts"), [(1, 4), (2, 8), (5, 3), (40, 8)])
+def test_experts_without_rows_are_not_read(rows: int, experts: int) -> None:
+    """Against draws: the kernel has no tile of an expert that no row goes to."""
+    drawn = np.random.default_rng(rows).integers(0, experts, (20_000, rows))
+    met = np.mean([len(set(row)) for row in drawn.tolist()])
+    assert Tile.met(rows, experts) == pytest.approx(met, rel=0.02)
+    tile = TILES[TRITON, "rows"]
+    moved = tile.rows_moved(rows, experts, 256, 512)
+    assert moved == pytest.approx(met * 256 * 512 + rows * (256 + 512), rel=0.02)
+    assert Tile.met(64 * experts, experts) == pytest.approx(experts)
