@@ -413,6 +413,15 @@ def test_dropout_is_cut_as_what_it_drops() -> None:
         np.testing.assert_allclose(got, jax.jit(dropped)(params, x, key), rtol=1e-5)
 
 
+def test_what_noise_was_added_to_is_not_dropped() -> None:
+    def noisy(p: Any, x: Any, key: Any) -> Any:
+        x = x @ p + jax.random.uniform(key, (128, 64))
+        return jnp.mean(jnp.where(x > 0, x, 0))
+
+    planned = planner.from_jax(noisy, f32(64, 64), f32(128, 64), jax.random.key(0), devices=8)
+    assert all(n.op != "Dropout" for n in planned.strategy.graph.nodes)  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("pins", ["dp=4,tp=2,zero=3", "dp=8,zero=3"])
 def test_weights_that_are_cast_are_cut_as_planned(pins: str) -> None:
     params, data = mixed_parameters(), tokens()

@@ -394,7 +394,7 @@ def _dot(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
         prod(x[0].shape[d] for d in left),
     )
     a, b = (
-        _as(t, v, np.promote_types(x[0].dtype, x[1].dtype)) if x[0].dtype != x[1].dtype else v
+        as_type(t, v, np.promote_types(x[0].dtype, x[1].dtype)) if x[0].dtype != x[1].dtype else v
         for v in (a, b)
     )
     apart = (
@@ -406,10 +406,11 @@ def _dot(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
         [*batch, *apart, prod(n)],
         a.dtype,
     )
-    return [_as(t, t.reshape(made, out[0].shape), out[0].dtype)]
+    return [as_type(t, t.reshape(made, out[0].shape), out[0].dtype)]
 
 
-def _as(t: Trace, x: Value, dtype: Any) -> Value:
+def as_type(t: Trace, x: Value, dtype: Any) -> Value:
+    """The same numbers in another type."""
     from onnx import helper
 
     return (
@@ -577,7 +578,7 @@ def _cudnn_attention(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[V
 def _top_k(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
     axis = int(p.get("axis", len(x[0].shape) - 1))
     values, places = _sorted(t, x[0], int(p["k"]), axis, largest=True)
-    return [values, _as(t, places, out[1].dtype)]
+    return [values, as_type(t, places, out[1].dtype)]
 
 
 @primitive("sort")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.reader.jax.primitives import PRIMITIVES, primitive
+from planner.reader.jax.primitives import PRIMITIVES, as_type, primitive
 from planner.reader.jax.trace import Trace, Value
 
 __all__ = ["PRIMITIVES"]
@@ -36,7 +36,7 @@ def _bits(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | Non
     bits = _spread(t, x[0], tuple(out[0].shape))
     made = t.node("Identity", [bits], bits.shape, KEY)
     t.drawn.add(made.name)
-    return [made if p["bit_width"] == 32 else _cast(t, made, out[0].dtype)]
+    return [made if p["bit_width"] == 32 else as_type(t, made, out[0].dtype)]
 
 
 _chosen = PRIMITIVES["select_n"]
@@ -69,27 +69,24 @@ def _number(t: Trace, v: Value) -> float | None:
 
 
 def _kept(t: Trace, mask: Value) -> float:
-    """The share that a mask keeps; 0 for one that is not drawn."""
-    share, stack, seen = 0.5, [mask.name], 0
-    while stack and seen < STEPS:
+    """The share that a mask keeps which is made of drawn bits and constants alone; 0 for any
+    other."""
+    share, drawn, stack, seen = 0.5, False, [mask.name], 0
+    while stack:
         name, seen = stack.pop(), seen + 1
         if name in t.drawn:
-            return share
-        made = t.makers.get(name)
-        if made is None:
+            drawn = True
             continue
+        if name in t.initializers and not t.initializers[name].external_data:
+            continue
+        made = t.makers.get(name)
+        if made is None or seen > STEPS:
+            return 0.0
         if made.op_type == "Less" and made.input[1] in t.initializers:
             bound = _number(t, Value(made.input[1], (), np.dtype(np.float32)))
             share = bound if bound is not None and 0 < bound < 1 else share
         stack.extend(made.input)
-    return 0.0
-
-
-def _cast(t: Trace, x: Value, dtype: Any) -> Value:
-    from onnx import helper
-
-    kind = np.dtype(dtype)
-    return t.node("Cast", [x], x.shape, kind, to=helper.np_dtype_to_tensor_dtype(kind))
+    return share if drawn else 0.0
 
 
 @primitive("random_split", "random_unwrap")
@@ -100,13 +97,12 @@ def _split(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
 @primitive("random_fold_in")
 def _fold_in(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
     """Another key: what is drawn with it is not what is drawn with the first."""
-    data = _cast(t, x[1], KEY) if x[1].dtype != KEY else x[1]
-    return [t.node("BitwiseXor", [x[0], data], out[0].shape, KEY)]
+    return [t.node("BitwiseXor", [x[0], as_type(t, x[1], KEY)], out[0].shape, KEY)]
 
 
 @primitive("random_seed")
 def _seed(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
-    return [_cast(t, x[0], KEY)]
+    return [as_type(t, x[0], KEY)]
 
 
 @primitive("random_wrap")
@@ -131,4 +127,4 @@ def _bitcast(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | 
     """Of one width: as many bytes as a cast reads and writes."""
     if np.dtype(out[0].dtype).itemsize != np.dtype(x[0].dtype).itemsize:
         return None
-    return [_cast(t, x[0], out[0].dtype)]
+    return [as_type(t, x[0], out[0].dtype)]
