@@ -97,6 +97,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "back": np.array([2, 3, 8]),
         },
     ),
+    "tables_copied_for_each_sample": (
+        "{ r = Reshape(x, flat) t = Tile(table, copies) y = MatMul(r, t) }",
+        {"flat": np.array([6, 1, 8]), "table": rand(3, 8, 5), "copies": np.array([2, 1, 1])},
+    ),
+    "resized_behind_the_batch": (
+        (
+            '{ u = Unsqueeze(x, zero) r = Resize <mode = "nearest"> (u, , scales) y = Squeeze(r,'
+            " zero) }"
+        ),
+        {"zero": np.array([0]), "scales": np.array([1, 1, 1, 2], F)},
+    ),
+    "layers_over_a_repeated_table": (
+        (
+            "{ n = LayerNormalization <axis = 2> (queries, scale) q = MatMul(n, w) p = Transpose"
+            " <perm = [0, 2, 1]> (x) s = MatMul(q, p) a = Softmax <axis = 2> (s) y = MatMul(a, x) }"
+        ),
+        {"queries": np.repeat(rand(1, 4, 8), 2, 0), "scale": rand(8), "w": rand(8, 8)},
+    ),
     "einsum": (
         (
             '{ e = Einsum <equation = "bsd,btd->bst"> (x, x) y = Einsum <equation = "bst,btd->bsd">'

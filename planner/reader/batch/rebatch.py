@@ -194,6 +194,12 @@ def _write(
                     v // old * new if 0 in found[a] else v
                     for v, a in zip(op.attrs[key], op.attrs["axes"], strict=True)
                 )
+        after = marks.get(op.outputs[0])
+        if op.op == "Tile" and after is not None:
+            op.attrs["repeats"] = tuple(
+                n // old * new if 0 in after[k] and (found is None or 0 not in found[k]) else n
+                for k, n in enumerate(op.attrs["repeats"])
+            )
         for o, shape in zip((o for o in op.outputs if o), targets[id(op)], strict=True):
             draft.types[o] = (shape, draft.dtype(o))
     for op, slot, axis in expands:

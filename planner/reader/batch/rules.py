@@ -249,7 +249,7 @@ def _gather_nd(t: Tracer, op: Op) -> list[Dims]:
 
 
 def _samples(t: Tracer, op: Op) -> list[Dims]:
-    """Convolutions, pools, Resize and norms over images: the batch stays dim 0."""
+    """Convolutions, pools and norms over images: the batch stays dim 0."""
     dims = t.dims(op.inputs[0])
     if any(0 in f for f in dims[1:]) or any(t.marks.get(i) is not None for i in op.inputs[1:] if i):
         raise t.fail(op, "has the batch in a dim that is not the first")
@@ -261,6 +261,15 @@ def _samples(t: Tracer, op: Op) -> list[Dims]:
         )
         for k, o in enumerate(op.outputs)
     ]
+
+
+def _resize(t: Tracer, op: Op) -> list[Dims]:
+    """A dim that keeps its extent is resized element by element: the batch may be in it."""
+    dims, before = t.dims(op.inputs[0]), t.draft.shape(op.inputs[0])
+    after = t.draft.shape(op.outputs[0])
+    if any(0 in f and m != n for f, m, n in zip(dims, before, after, strict=True)):
+        raise t.fail(op, "resizes the batch")
+    return [tuple(f if 0 in f else (n,) for f, n in zip(dims, after, strict=True))]
 
 
 def _top_k(t: Tracer, op: Op) -> list[Dims]:
@@ -364,7 +373,7 @@ def _beside(t: Tracer, op: Op) -> list[Dims]:
 
 
 _IMAGES = words(
-    "Conv ConvTranspose MaxPool AveragePool Resize InstanceNormalization GroupNormalization"
+    "Conv ConvTranspose MaxPool AveragePool InstanceNormalization GroupNormalization"
     " BatchNormalization LpPool MaxPoolIndices Col2Im"
 )
 _BESIDE = words("ReverseSequence TensorScatter GridSample MaxUnpool DeformConv")
@@ -394,6 +403,7 @@ RULES: dict[str, Rule] = {
     "GatherElements": _elements,
     "ScatterElements": _elements,
     "GatherND": _gather_nd,
+    "Resize": _resize,
     "TopK": _top_k,
     "OneHot": _one_hot,
     **dict.fromkeys(_IMAGES, _samples),

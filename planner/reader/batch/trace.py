@@ -196,6 +196,8 @@ def behind(
             if at >= 0 and draft.shape(i)[at] == n and n != 1:
                 below.append((i, at, factors))
         return below or None
+    if op.op in LAYERS:
+        return _behind_layer(draft, op, rank, axis, factors)
     if op.op in ALONE or op.op in ("CumSum", "Trilu"):
         return [(op.inputs[0], axis, factors)]
     if op.op == "Transpose":
@@ -211,7 +213,9 @@ def behind(
             if at >= 0 and draft.shape(op.inputs[0])[at] == n and n != 1
             else []
         )
-    if op.op == "ConstantOfShape":
+    if op.op == "ConstantOfShape" or (
+        op.op == "Tile" and factors[0] == 0 and op.attrs["repeats"][axis] == old > 1
+    ):  # whole copies, one for each sample
         return []
     if op.op == "Reshape":
         source, target = draft.shape(op.inputs[0]), draft.shape(name)
@@ -220,22 +224,51 @@ def behind(
             if m == n and math.prod(source[:k]) == before:
                 return [(op.inputs[0], k, factors)]
         return None
+    if op.op in ("Gather", "GatherND"):
+        return _behind_lookup(draft, op, axis, factors, old)
+    return None
+
+
+def _behind_lookup(
+    draft: Draft, op: Op, axis: int, factors: Factors, old: int
+) -> list[tuple[str, int, Factors]] | None:
+    """Where dim `axis` of what is looked up comes from: the data or the indices."""
+    data, indices = draft.shape(op.inputs[0]), draft.shape(op.inputs[1])
     if op.op == "Gather":
-        data, indices, g = (
-            draft.shape(op.inputs[0]),
-            draft.shape(op.inputs[1]),
-            int(op.attrs["axis"]),
-        )
+        g = int(op.attrs["axis"])
         if axis < g:
             return [(op.inputs[0], axis, factors)]
         if axis < g + len(indices):
             return [(op.inputs[1], axis - g, factors)]
         return [(op.inputs[0], axis - len(indices) + 1, factors)] if data else None
-    if op.op == "GatherND" and axis < len(draft.shape(op.inputs[1])) - 1:
-        below = [(op.inputs[1], axis, factors)]
-        if factors == (0,) and draft.shape(op.inputs[0])[0] == old:
-            below.append(
-                (op.inputs[0], 0, factors)
-            )  # an index that counts along the batch needs as many rows
-        return below
-    return None
+    if axis >= len(indices) - 1:
+        return None
+    below = [(op.inputs[1], axis, factors)]
+    if factors == (0,) and data[0] == old:
+        below.append((op.inputs[0], 0, factors))  # an index along the batch needs as many rows
+    return below
+
+
+def _behind_layer(
+    draft: Draft, op: Op, rank: int, axis: int, factors: Factors
+) -> list[tuple[str, int, Factors]] | None:
+    """Where dim `axis` of a layer's result comes from. Of a product: rows of one operand, columns
+    of the other, and what is before them in either."""
+    if op.op == "Attention":
+        return [(i, 0, factors) for i in op.inputs[:3]] if axis == 0 else None
+    if op.op != "MatMul":
+        return [(op.inputs[0], axis, factors)] if axis < op.attrs["axis"] else None
+    if axis >= rank - 2:
+        slot = axis - (rank - 2)
+        own = len(draft.shape(op.inputs[slot]))
+        swapped = bool(op.attrs.get("trans_b" if slot else "trans_a"))
+        return [(op.inputs[slot], own - 2 + (slot ^ swapped), factors)]
+    below = []
+    for name in op.inputs:
+        at = axis - (rank - len(draft.shape(name)))
+        if at >= 0 and draft.shape(name)[at] != 1:
+            below.append((name, at, factors))
+    return below or None
+
+
+LAYERS = ("MatMul", "LayerNormalization", "RMSNormalization", "Attention")

@@ -5,7 +5,9 @@ Cast, Identity, a scalar factor, a function that keeps it within bounds (Exp, Ne
 Sigmoid, Tanh: Mamba's A is -exp(A_log)), or parts put together anew (Slice, Split, Concat, Expand,
 a Gather of rows that are known: the gates of a recurrent layer, which exporters re-order):
 
-    MatMul, Einsum      either operand of rank >= 2, the other depending on data
+    MatMul, Einsum      either operand of rank >= 2, the other depending on data or on a leaf that
+                        the file says is a parameter (a table that goes through a layer: DeBERTa's
+                        relative positions)
     Conv, ConvTranspose filters;  LSTM, GRU, RNN  W, R, B;  Gather, GatherND  the table
     RoutedExperts       stacks of weights and of biases
     norms               scale and bias
@@ -62,6 +64,7 @@ _ARITHMETIC = (
     "Where",
     "Einsum",
     "Resize",
+    *_NORMS,
 )
 """Operations behind which a leaf that the file says is a parameter is looked for."""
 _RECURRENT = {1: "weight_ih", 2: "weight_hh", 3: "bias"}
@@ -91,6 +94,24 @@ def depends_on_data(draft: Draft) -> set[str]:
     return found
 
 
+def _projected(draft: Draft, data: set[str]) -> set[str]:
+    """Tensors behind products of learned tables that no data has met yet: a layer is run over the
+    table as over data, and what it multiplies and adds are its parameters."""
+    learned: set[str] = set()
+    found: set[str] = set()
+    for op in draft.ops:
+        if not data.isdisjoint(op.outputs) or op.bodies:
+            continue
+        floats = [i for i in op.inputs if i and draft.dtype(i) in TRAINABLE]
+        if not any(i in learned or _told_leaf(draft, i) for i in floats):
+            continue
+        made = [o for o in op.outputs if o]
+        learned.update(made)
+        if op.op in ("MatMul", "Einsum") or not found.isdisjoint(floats):
+            found.update(made)
+    return found
+
+
 STATE = {("BatchNormalization", 3), ("BatchNormalization", 4)}
 """Operands that follow the data, whatever they are called: running statistics."""
 
@@ -103,7 +124,7 @@ def slot_kind(draft: Draft, op: Op, slot: int, data: set[str]) -> str:
     shape = draft.shape(op.inputs[slot])
     others = [i for k, i in enumerate(op.inputs) if k != slot and i]
     if kind in ("MatMul", "Einsum"):
-        return "weight" if len(shape) >= 2 and any(i in data for i in others) else ""
+        return "weight" if len(shape) >= 2 and op.outputs[0] in data else ""
     if kind in ("Conv", "ConvTranspose"):
         return "weight" if slot == 1 else ""
     if kind in ("Gather", "GatherND"):
@@ -185,6 +206,7 @@ def _vector(shape: tuple[int, ...], out: tuple[int, ...]) -> bool:
 def parameter_uses(draft: Draft) -> list[Use]:
     """Every use of a float leaf in a parameter slot, in node order."""
     data = depends_on_data(draft)
+    data |= _projected(draft, data)
     found: list[Use] = []
     told: dict[str, tuple[str, ...]] = {}
     for op in draft.ops:
@@ -221,6 +243,11 @@ def _may_train(draft: Draft, leaf: str) -> bool:
     )
 
 
+def _told_leaf(draft: Draft, name: str) -> bool:
+    """Whether a tensor is a leaf of which the file says that it is a parameter."""
+    return draft.is_leaf(name) and _may_train(draft, name) and draft.records.learned(name)
+
+
 def _told(draft: Draft, name: str, known: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
     """Leaves behind a tensor that the file says are parameters."""
     stack = [name]
@@ -230,20 +257,20 @@ def _told(draft: Draft, name: str, known: dict[str, tuple[str, ...]]) -> tuple[s
         if top in known:
             stack.pop()
         elif op is None or op.op not in _ARITHMETIC or op.bodies:
-            leaf = (
-                op is None
-                and draft.is_leaf(top)
-                and _may_train(draft, top)
-                and draft.records.learned(top)
-            )
-            known[top] = (top,) if leaf else ()
+            known[top] = (top,) if op is None and _told_leaf(draft, top) else ()
             stack.pop()
-        elif below := [i for i in op.inputs if i and i not in known]:
+        elif below := [i for i in _table_of(op) if i not in known]:
             stack.extend(below)
         else:
-            known[top] = tuple(dict.fromkeys(leaf for i in op.inputs if i for leaf in known[i]))
+            known[top] = tuple(dict.fromkeys(leaf for i in _table_of(op) for leaf in known[i]))
             stack.pop()
     return known[name]
+
+
+def _table_of(op: Op) -> list[str]:
+    """Operands behind which leaves are looked for: a norm's scale and bias have slots of their
+    own."""
+    return op.inputs[:1] if op.op in _NORMS else [i for i in op.inputs if i]
 
 
 def _told_kind(draft: Draft, op: Op, leaf: str) -> str:
