@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from models_zoo.builder import Net, Scope
-from models_zoo.layers import Masking, angles, embedding, linear, self_attention, silu
+from models_zoo.layers import Masking, angles, embedding, linear, self_attention, silu, unit_layer
 from models_zoo.spec import Family, Preset, require
 
 
@@ -121,9 +121,7 @@ def _vectors(s: Scope, condition: str, count: int, c: DitConfig) -> tuple[str, .
 
 def _modulated(s: Scope, x: str, shift: str, scale: str, c: DitConfig) -> str:
     """norm(x) (1 + scale) + shift."""
-    away = s.op("Sub", x, s.op("ReduceMean", x, s.ints(-1), keepdims=1))
-    variance = s.op("ReduceMean", s.op("Mul", away, away), s.ints(-1), keepdims=1)
-    normed = s.op("Div", away, s.op("Sqrt", s.op("Add", variance, s.f32(c.epsilon))))
+    normed = unit_layer(s, x, epsilon=c.epsilon)
     return s.op("Add", s.op("Mul", normed, s.op("Add", scale, s.f32(1.0))), shift)
 
 

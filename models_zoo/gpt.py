@@ -34,6 +34,7 @@ from models_zoo.spec import Family, Preset, require
 class GptConfig:
     """ff: width of the feed-forward, by default 4 hidden. positions: rows of the position table, by
     default seq, of which a sequence begins at row `first` (OPT: 2). act: of the feed-forward.
+    kv_heads: of keys and values, by default all (StarCoder: 1).
 
     causal: by default as embedding. decomposed: attention spread out; by default not, but always
     with embedding=0. cache: keys and values of earlier tokens are inputs (models_zoo.cache).
@@ -53,6 +54,7 @@ class GptConfig:
     decomposed: bool | None = None
     cache: bool = False
     first: int = 0
+    kv_heads: int | None = None
     act: Literal["gelu-tanh", "gelu", "relu"] = "gelu-tanh"
 
     @property
@@ -71,6 +73,10 @@ def build(c: GptConfig, net: Net) -> None:
     -> logits, mean."""
     require(c.hidden % c.heads == 0, f"gpt: hidden={c.hidden} is not a multiple of heads={c.heads}")
     require(
+        c.kv_heads is None or c.heads % c.kv_heads == 0,
+        f"gpt: heads={c.heads} is not a multiple of kv_heads={c.kv_heads}",
+    )
+    require(
         c.may_cache or not c.cache,
         f"{net.name}: a cache is of a causal decoder of tokens",
         "leave out cache",
@@ -85,7 +91,7 @@ def build(c: GptConfig, net: Net) -> None:
         " own field)",
     )
     s = net.root.at("transformer")
-    kept = keys_and_values(c.heads, c.hidden // c.heads)
+    kept = keys_and_values(c.kv_heads or c.heads, c.hidden // c.heads)
     cache = Cache(net, range(c.layers), kept) if c.cache else None
     ids = cache.ids if cache else net.input("input_ids", [net.batch, c.seq], "int64")
     tokens, table = embedding(s.at("wte"), ids, c.vocab, c.hidden)
@@ -127,6 +133,7 @@ def _block(s: Scope, x: str, c: GptConfig, mask: Masking, extend: Extend | None)
             mask=mask,
             decomposed=bool(c.decomposed),
             extend=extend,
+            kv_heads=c.kv_heads,
         ),
     )
     return _feed_forward(s, x, c)
@@ -140,6 +147,11 @@ def _feed_forward(s: Scope, x: str, c: GptConfig) -> str:
 
 def _build_embedded(c: GptConfig, net: Net) -> None:
     """The MindSpore net on rows [batch*seq, hidden]."""
+    require(
+        c.kv_heads in (None, c.heads),
+        f"{net.name}: with embedding=0 each head has keys of its own",
+        "leave out kv_heads",
+    )
     require(
         not c.tied,
         f"{net.name}: with embedding=0 there is no table to tie the head to",

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.intake import read_text
 from models_zoo.hf_decoders import DENSE, Read
+from models_zoo.hf_deepseek import DEEPSEEKS
 from models_zoo.hf_fields import Fields
 from models_zoo.hf_hybrids import HYBRIDS
+from models_zoo.hf_layernorms import LAYER_NORMS
 from models_zoo.hf_mixtures import MIXTURES
 from models_zoo.hf_others import OTHERS
 from models_zoo.spec import Family, Preset, convert, make, parse_options, split_spec
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
     import onnx
 
 SIZE_LIMIT_BYTES = 1 << 22
-KNOWN: Mapping[str, Read] = dict(sorted({**DENSE, **HYBRIDS, **MIXTURES, **OTHERS}.items()))
+KNOWN: Mapping[str, Read] = dict(
+    sorted({**DENSE, **LAYER_NORMS, **HYBRIDS, **MIXTURES, **DEEPSEEKS, **OTHERS}.items())
+)
 WRAPPERS: Mapping[str, str] = {
     "aya_vision": "cohere2",
     "gemma3": "gemma3_text",
@@ -88,7 +92,6 @@ defaults in which they differ."""
 _STATES = "layers whose state runs along the sequence (linear attention, state spaces)"
 _INDEXER = "attention to keys that an indexer picks"
 UNWRITTEN: Mapping[str, str] = {
-    "bloom": "biases of attention by distance (ALiBi)",
     "deepseek_v32": _INDEXER,
     "gemma3n": "per-layer embeddings and streams that are mixed (AltUp)",
     "gemma4": "heads of two widths and per-layer embeddings",
@@ -97,8 +100,6 @@ UNWRITTEN: Mapping[str, str] = {
     "jamba": _STATES,
     "kimi_linear": _STATES,
     "mllama": "layers that attend to an image",
-    "mpt": "biases of attention by distance (ALiBi)",
-    "phimoe": "routing by sparse mixing",
 }
 """Model types that users have and the zoo does not write, and what it lacks for them."""
 _NEXT = "or export the model to ONNX (docs/exporting.md, examples/export_hf.py)"

@@ -22,8 +22,8 @@ _ACTS = {
     "relu2": "relu2",
 }
 """What the library calls activations, and what the zoo does."""
-_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
-_GELU = ("gelu", *_TANH)
+TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
+GELU = ("gelu", *TANH)
 
 
 # Many parameters: each is the default of one field of a configuration, and a model type names at
@@ -75,17 +75,18 @@ def decoder(
     }
 
 
-def _made(fields: dict[str, Any], **more: Any) -> tuple[Family, Any]:
+def made(fields: dict[str, Any], **more: Any) -> tuple[Family, Any]:
+    """What a reader gives of fields."""
     return llama.FAMILY, llama.LlamaConfig(**fields | more)
 
 
 def _llama(f: Fields) -> tuple[Family, Any]:
-    return _made(decoder(f, ff=11008, kv_heads=None, seq=2048))
+    return made(decoder(f, ff=11008, kv_heads=None, seq=2048))
 
 
 def _mistral(f: Fields) -> tuple[Family, Any]:
     fields = decoder(f, ff=14336, kv_heads=8, seq=131072)
-    return _made(fields, **windowed(f, fields["layers"], window=4096))
+    return made(fields, **windowed(f, fields["layers"], window=4096))
 
 
 def _ministral3(f: Fields) -> tuple[Family, Any]:
@@ -93,7 +94,7 @@ def _ministral3(f: Fields) -> tuple[Family, Any]:
         f, layers=34, ff=14336, kv_heads=8, vocab=131072, seq=262144, epsilon=1e-5, theta=1e6,
         head_dim=128,
     )  # fmt: skip
-    return _made(fields, **windowed(f, fields["layers"]))
+    return made(fields, **windowed(f, fields["layers"]))
 
 
 def qwen_windows(f: Fields, layers: int) -> dict[str, Any]:
@@ -106,12 +107,12 @@ def qwen_windows(f: Fields, layers: int) -> dict[str, Any]:
 
 def _qwen2(f: Fields) -> tuple[Family, Any]:
     fields = decoder(f, ff=22016, kv_heads=32, vocab=151936, seq=32768)
-    return _made(fields, qkv_bias=True, **qwen_windows(f, fields["layers"]))
+    return made(fields, qkv_bias=True, **qwen_windows(f, fields["layers"]))
 
 
 def _qwen3(f: Fields) -> tuple[Family, Any]:
     fields = decoder(f, ff=22016, kv_heads=32, vocab=151936, seq=32768, head_dim=128)
-    return _made(fields, qk_norm=True, **qwen_windows(f, fields["layers"]))
+    return made(fields, qk_norm=True, **qwen_windows(f, fields["layers"]))
 
 
 def _gemma(f: Fields) -> tuple[Family, Any]:
@@ -122,16 +123,16 @@ def _gemma(f: Fields) -> tuple[Family, Any]:
         f.data = {**f.data, "hidden_act": "gelu_pytorch_tanh"}
     fields = decoder(
         f, hidden=3072, layers=28, heads=16, ff=24576, kv_heads=16, vocab=256000, seq=8192,
-        acts=_TANH, tied=True, head_dim=256,
+        acts=TANH, tied=True, head_dim=256,
     )  # fmt: skip
-    return _made(fields, scale_embedding=True)
+    return made(fields, scale_embedding=True)
 
 
 def _gemma_later(f: Fields, **defaults: Any) -> dict[str, Any]:
     """What Gemma 2 and 3 share; `defaults` as of `decoder`."""
     f.only("use_bidirectional_attention", False)
     fields = decoder(
-        f, hidden=2304, layers=26, heads=8, ff=9216, kv_heads=4, acts=_TANH,
+        f, hidden=2304, layers=26, heads=8, ff=9216, kv_heads=4, acts=TANH,
         act_key="hidden_activation", tied=True, head_dim=256, **defaults,
     )  # fmt: skip
     caps = {
@@ -155,46 +156,29 @@ def _gemma_later(f: Fields, **defaults: Any) -> dict[str, Any]:
 def _gemma2(f: Fields) -> tuple[Family, Any]:
     f.data = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, **f.data}
     fields = _gemma_later(f, vocab=256000, seq=8192)
-    return _made(fields, **windowed(f, fields["layers"], window=4096, every=2))
+    return made(fields, **windowed(f, fields["layers"], window=4096, every=2))
 
 
 def _gemma3(f: Fields) -> tuple[Family, Any]:
     fields = _gemma_later(f, vocab=262208, seq=131072, theta=1e6, local_theta=1e4)
     every = f.whole("sliding_window_pattern", 6)
-    return _made(fields, qk_norm=True, **windowed(f, fields["layers"], window=4096, every=every))
+    return made(fields, qk_norm=True, **windowed(f, fields["layers"], window=4096, every=every))
 
 
 def _phi3(f: Fields) -> tuple[Family, Any]:
     fields = decoder(f, hidden=3072, ff=8192, kv_heads=None, vocab=32064, seq=4096, epsilon=1e-5)
-    return _made(fields, **windowed(f, fields["layers"]))
-
-
-def _phi(f: Fields) -> tuple[Family, Any]:
-    f.only("qk_layernorm", False)
-    fields = decoder(
-        f, hidden=2048, layers=24, ff=8192, kv_heads=None, vocab=51200, seq=2048, epsilon=1e-5,
-        epsilon_key="layer_norm_eps", acts=_TANH, share=0.5,
-    )  # fmt: skip
-    return _made(
-        fields,
-        attention_bias=True,
-        mlp_bias=True,
-        head_bias=True,
-        plain_mlp=True,
-        norm="layer",
-        parallel="one-norm",
-    )
+    return made(fields, **windowed(f, fields["layers"]))
 
 
 def _olmo2(f: Fields) -> tuple[Family, Any]:
     fields = decoder(f, ff=11008, kv_heads=None, vocab=50304, seq=2048, epsilon=1e-5)
-    return _made(fields, qk_norm_whole=True, norms="after")
+    return made(fields, qk_norm_whole=True, norms="after")
 
 
 def _olmo3(f: Fields) -> tuple[Family, Any]:
     fields = decoder(f, ff=11008, kv_heads=None, vocab=50304, seq=2048, epsilon=1e-5, theta=5e5)
     near = windowed(f, fields["layers"], window=4096, every=4)
-    return _made(fields, qk_norm_whole=True, norms="after", **near)
+    return made(fields, qk_norm_whole=True, norms="after", **near)
 
 
 def _smollm3(f: Fields) -> tuple[Family, Any]:
@@ -203,7 +187,7 @@ def _smollm3(f: Fields) -> tuple[Family, Any]:
         theta=2e6, tied=True,
     )  # fmt: skip
     f.only("use_sliding_window", False)
-    return _made(fields, bare_every=bare_layers(f, fields["layers"]))
+    return made(fields, bare_every=bare_layers(f, fields["layers"]))
 
 
 def bare_layers(f: Fields, layers: int) -> int:
@@ -233,7 +217,7 @@ def scaled(f: Fields) -> dict[str, Any]:
 
 
 def _granite(f: Fields) -> tuple[Family, Any]:
-    return _made(decoder(f, ff=11008, kv_heads=None, seq=2048), **scaled(f))
+    return made(decoder(f, ff=11008, kv_heads=None, seq=2048), **scaled(f))
 
 
 def _glm(norms: str) -> Read:
@@ -243,102 +227,16 @@ def _glm(norms: str) -> Read:
             head_dim=128, share=0.5, attention_bias=True,
         )  # fmt: skip
         bias = fields["attention_bias"]
-        return _made(fields, attention_bias=False, qkv_bias=bias, norms=norms)
+        return made(fields, attention_bias=False, qkv_bias=bias, norms=norms)
 
     return read
-
-
-def _starcoder2(f: Fields) -> tuple[Family, Any]:
-    fields = decoder(
-        f, hidden=3072, layers=30, heads=24, ff=12288, kv_heads=2, vocab=49152, seq=4096,
-        epsilon=1e-5, epsilon_key="norm_epsilon", acts=_TANH, tied=True,
-    )  # fmt: skip
-    bias = f.flag("use_bias", True)
-    return _made(
-        fields,
-        attention_bias=bias,
-        mlp_bias=bias,
-        plain_mlp=True,
-        norm="layer",
-        **windowed(f, fields["layers"]),
-    )
-
-
-def _cohere_fields(f: Fields) -> dict[str, Any]:
-    f.only("use_qk_norm", False)
-    fields = decoder(
-        f, hidden=8192, layers=40, heads=64, ff=22528, kv_heads=None, vocab=256000, seq=8192,
-        epsilon=1e-5, epsilon_key="layer_norm_eps", tied=True,
-    )  # fmt: skip
-    scale = f.number("logit_scale", 0.0625)
-    return fields | {"norm": "layer-scale", "parallel": "one-norm", "head_scale": scale}
-
-
-def _cohere(f: Fields) -> tuple[Family, Any]:
-    return _made(_cohere_fields(f))
-
-
-def _cohere2(f: Fields) -> tuple[Family, Any]:
-    fields = _cohere_fields(f)
-    near = windowed(f, fields["layers"], window=4096, every=f.whole("sliding_window_pattern", 4))
-    if near.get("window_from"):
-        raise f.bad("layer_types", "each n-th layer attending to everything")
-    return _made(fields, bare_every=near.get("full_every", 0 if near else 1), **near)
-
-
-def _gpt_neox(f: Fields) -> tuple[Family, Any]:
-    turned = {"partial_rotary_factor": f.data.get("rotary_pct", 0.25)}
-    f.data = {**turned, "rope_theta": f.data.get("rotary_emb_base", 1e4), **f.data}
-    f.data["num_key_value_heads"] = None  # the library reads none of this model type
-    fields = decoder(
-        f, hidden=6144, layers=44, heads=64, ff=24576, kv_heads=None, vocab=50432, seq=2048,
-        epsilon=1e-5, epsilon_key="layer_norm_eps", acts=_GELU, attention_bias=True,
-    )  # fmt: skip
-    both = f.flag("use_parallel_residual", True)
-    return _made(
-        fields, mlp_bias=True, plain_mlp=True, norm="layer", parallel="two-norms" if both else "no"
-    )
-
-
-def _falcon(f: Fields) -> tuple[Family, Any]:
-    f.only("alibi", False)
-    newer = f.flag("new_decoder_architecture", False)
-    heads = f.whole("num_attention_heads", 71)
-    groups = (
-        f.whole("num_kv_heads", heads) if newer else 1 if f.flag("multi_query", True) else heads
-    )
-    hidden = f.whole("hidden_size", 4544)
-    wide = f.whole("ffn_hidden_size", 4 * hidden)
-    f.data = {**f.data, "num_key_value_heads": groups, "intermediate_size": wide}
-    fields = decoder(
-        f, hidden=4544, heads=71, ff=wide, kv_heads=groups, vocab=65024, seq=2048, epsilon=1e-5,
-        epsilon_key="layer_norm_epsilon", acts=_GELU, act_key="activation", tied=True,
-    )  # fmt: skip
-    bias, norms = f.flag("bias", False), f.whole("num_ln_in_parallel_attn", 2 if newer else 1)
-    both = newer or f.flag("parallel_attn", True)
-    return _made(
-        fields,
-        attention_bias=bias,
-        mlp_bias=bias,
-        plain_mlp=True,
-        norm="layer",
-        parallel="no" if not both else "two-norms" if newer and norms == 2 else "one-norm",
-    )
-
-
-def _nemotron(f: Fields) -> tuple[Family, Any]:
-    fields = decoder(
-        f, hidden=6144, heads=48, ff=24576, kv_heads=None, vocab=256000, seq=4096, epsilon=1e-5,
-        epsilon_key="norm_eps", acts=("relu2",), share=0.5,
-    )  # fmt: skip
-    return _made(fields, plain_mlp=True, norm="layer")
 
 
 def _arcee(f: Fields) -> tuple[Family, Any]:
     fields = decoder(
         f, hidden=2560, ff=18432, kv_heads=None, seq=4096, epsilon=1e-5, acts=("relu2",)
     )
-    return _made(fields, plain_mlp=True)
+    return made(fields, plain_mlp=True)
 
 
 def _seed_oss(f: Fields) -> tuple[Family, Any]:
@@ -350,7 +248,7 @@ def _seed_oss(f: Fields) -> tuple[Family, Any]:
         raise f.bad("attention_out_bias", "false")
     if fields["attention_bias"] and not f.flag("attention_out_bias", False):
         fields |= {"attention_bias": False, "qkv_bias": True}
-    return _made(fields)
+    return made(fields)
 
 
 def _ernie(f: Fields) -> tuple[Family, Any]:
@@ -359,7 +257,7 @@ def _ernie(f: Fields) -> tuple[Family, Any]:
         epsilon=1e-5, theta=5e5, tied=True, head_dim=128,
     )  # fmt: skip
     bias = f.flag("use_bias", False)
-    return _made(fields, attention_bias=bias, mlp_bias=bias)
+    return made(fields, attention_bias=bias, mlp_bias=bias)
 
 
 def _exaone4(f: Fields) -> tuple[Family, Any]:
@@ -370,34 +268,51 @@ def _exaone4(f: Fields) -> tuple[Family, Any]:
         f.data = {**f.data, "sliding_window_pattern": len(every)}
     near = windowed(f, fields["layers"], every=f.count("sliding_window_pattern", 4))
     # Layers that attend to everything have no positions, where others have a window.
-    return _made(fields, qk_norm=True, norms="after", bare_every=near.get("full_every", 0), **near)
+    return made(fields, qk_norm=True, norms="after", bare_every=near.get("full_every", 0), **near)
+
+
+def _hunyuan(f: Fields) -> tuple[Family, Any]:
+    fields = decoder(f, ff=11008, kv_heads=None, vocab=290943, seq=2048, epsilon=1e-5)
+    return made(fields, qk_norm_behind=True)
+
+
+def _internlm2(f: Fields) -> tuple[Family, Any]:
+    fields = decoder(f, ff=11008, kv_heads=None, vocab=103168, seq=2048)
+    return made(fields, attention_bias=f.flag("bias", True))
+
+
+def _internlm3(f: Fields) -> tuple[Family, Any]:
+    names = {"qkv_bias": "attention_bias", "bias": "mlp_bias"}  # the library's
+    f.data = {names.get(key, key): value for key, value in f.data.items()}
+    fields = decoder(
+        f, layers=48, ff=10240, kv_heads=2, vocab=128512, seq=32768, epsilon=1e-5, head_dim=128
+    )
+    if fields["attention_bias"] != fields["mlp_bias"]:
+        raise f.bad("mlp_bias", "what attention_bias (qkv_bias) says")
+    return made(fields)
 
 
 DENSE: Mapping[str, Read] = {
     "arcee": _arcee,
-    "cohere": _cohere,
-    "cohere2": _cohere2,
     "ernie4_5": _ernie,
     "exaone4": _exaone4,
-    "falcon": _falcon,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "glm": _glm("before"),
     "glm4": _glm("around-glm"),
-    "gpt_neox": _gpt_neox,
     "granite": _granite,
+    "hunyuan_v1_dense": _hunyuan,
+    "internlm2": _internlm2,
+    "internlm3": _internlm3,
     "llama": _llama,
     "ministral3": _ministral3,
     "mistral": _mistral,
-    "nemotron": _nemotron,
     "olmo2": _olmo2,
     "olmo3": _olmo3,
-    "phi": _phi,
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "seed_oss": _seed_oss,
     "smollm3": _smollm3,
-    "starcoder2": _starcoder2,
 }

@@ -7,17 +7,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from models_zoo import bert, gpt, resnet, ssm, t5, vit
-from models_zoo.hf_decoders import Read
+from models_zoo.hf_decoders import TANH, Read
 from models_zoo.hf_fields import Fields
 from models_zoo.spec import LAYERS_LIMIT, Family
 
 
 def _gpt2(f: Fields) -> tuple[Family, Any]:
-    f.one_of(
-        "activation_function",
-        "gelu_new",
-        {"gelu_new": True, "gelu_pytorch_tanh": True, "gelu_fast": True},
-    )
+    return _gpt(f, act="gelu_new")
+
+
+def _gpt_bigcode(f: Fields) -> tuple[Family, Any]:
+    f.only("multi_query", True)
+    f.only("scale_attn_weights", True)
+    f.only("add_cross_attention", False)
+    return _gpt(f, act="gelu_pytorch_tanh", kv_heads=1)
+
+
+def _gpt(f: Fields, *, act: str, kv_heads: int | None = None) -> tuple[Family, Any]:
+    f.one_of("activation_function", act, dict.fromkeys(TANH, True))
     window = f.whole("n_positions", 1024)
     return gpt.FAMILY, gpt.GptConfig(
         layers=f.layers("n_layer", 12),
@@ -29,6 +36,7 @@ def _gpt2(f: Fields) -> tuple[Family, Any]:
         positions=window,
         epsilon=f.number("layer_norm_epsilon", 1e-5),
         tied=f.flag("tie_word_embeddings", True),
+        kv_heads=kv_heads,
     )
 
 
@@ -178,6 +186,7 @@ OTHERS: Mapping[str, Read] = {
     "bert": _bert,
     "camembert": _roberta(32005),
     "gpt2": _gpt2,
+    "gpt_bigcode": _gpt_bigcode,
     "mamba2": _mamba2,
     "mt5": _mt5,
     "opt": _opt,

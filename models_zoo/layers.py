@@ -76,6 +76,14 @@ def layer_norm(s: Scope, x: str, width: int, epsilon: float = 1e-5, *, bias: boo
     return s.op("LayerNormalization", x, *weights, axis=-1, epsilon=epsilon)
 
 
+def unit_layer(s: Scope, x: str, *, epsilon: float) -> str:
+    """(x - mean(x)) / sqrt(variance(x) + epsilon) over the last dim, spread out: ONNX's operator
+    wants a scale."""
+    away = s.op("Sub", x, s.op("ReduceMean", x, s.ints(-1), keepdims=1))
+    variance = s.op("ReduceMean", s.op("Mul", away, away), s.ints(-1), keepdims=1)
+    return s.op("Div", away, s.op("Sqrt", s.op("Add", variance, s.f32(epsilon))))
+
+
 def rms_norm(
     s: Scope, x: str, width: int, *, epsilon: float = 1e-5, decomposed: bool = False
 ) -> str:
@@ -233,14 +241,21 @@ def self_attention(
     mask: Masking,
     decomposed: bool,
     extend: Extend | None = None,
+    kv_heads: int | None = None,
 ) -> str:
     """Multi-head attention with biases (GPT, BERT, ViT). names: the q, k, v and output projections'
-    modules; extend: puts keys and values behind earlier ones."""
+    modules; extend: puts keys and values behind earlier ones; kv_heads: theirs, by default as
+    many."""
+    each, shared = width // heads, kv_heads or heads
     q, k, v = (
-        split_heads(s.at(n), linear(s.at(n), x, width, width), rows, heads, width // heads)
-        for n in names[:3]
+        split_heads(s.at(n), linear(s.at(n), x, width, own * each), rows, own, each)
+        for n, own in zip(names[:3], (heads, shared, shared), strict=True)
     )
     if extend:
         k, v = extend(s, k, v)
-    context = attend(s, q, k, v, scale=math.sqrt(heads / width), mask=mask, decomposed=decomposed)
+    groups = heads // shared
+    if decomposed:
+        k, v = (repeat_heads(s, y, shared, groups, rows, each) for y in (k, v))
+        groups = 1
+    context = attend(s, q, k, v, groups=groups, scale=each**-0.5, mask=mask, decomposed=decomposed)
     return linear(s.at(names[3]), merge_heads(s, context, rows, width), width, width)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from models_zoo.alibi import by_distance
 from models_zoo.builder import Net, Scope
 from models_zoo.cache import SEQUENCE, Cache, Memory, keys_and_values
 from models_zoo.layers import (
@@ -32,6 +33,7 @@ from models_zoo.layers import (
     repeat_heads,
     rms_norm,
     split_heads,
+    unit_layer,
     unit_rms,
     window_mask,
 )
@@ -44,15 +46,17 @@ class LlamaConfig:
     """head_dim: by default hidden / heads. attention_bias, mlp_bias: biases on those projections;
     qkv_bias: on all but the output's (Qwen 2), head_bias: on the vocabulary's (Phi).
 
-    qk_norm: queries and keys pass an RMSNorm of one head's width (Qwen 3), qk_norm_whole: of all
-    heads' (OLMo 2), qk_norm_turned: of one head's width without a weight, behind rotary positions
-    (Llama 4). act=gelu-tanh, scale_embedding (by the root of hidden): Gemma, whose norms
-    multiply by 1 + weight, which is a matter of values. plain_mlp: no gate. cap: what scores stay
-    below by a hyperbolic tangent (Gemma 2), head_cap: what logits do, 0 for none.
+    qk_norm: queries and keys pass an RMSNorm of one head's width (Qwen 3), qk_norm_behind: behind
+    rotary positions (Hunyuan), qk_norm_whole: of all heads' (OLMo 2), qk_norm_turned: of one head's
+    width without a weight, behind rotary positions (Llama 4). act=gelu-tanh, scale_embedding (by
+    the root of hidden): Gemma, whose norms multiply by 1 + weight, which is a matter of values.
+    plain_mlp: no gate. cap: what scores stay below by a hyperbolic tangent (Gemma 2), head_cap:
+    what logits do, 0 for none.
 
-    norm: layer has a bias, layer-scale none. norms: before a layer's two branches, after them
-    (before their sum with what passes by: OLMo 2), around (Gemma 2), around-glm the same under
-    GLM-4's names. parallel: both branches read the same rows, by one norm or by two.
+    norm: layer has a bias, layer-scale none, layer-plain no weight either (OLMo). norms: before a
+    layer's two branches, after them (before their sum with what passes by: OLMo 2), around (Gemma
+    2), around-glm the same under GLM-4's names. parallel: both branches read the same rows, by one
+    norm or by two.
 
     rotary_dim: features of a head that turn, by default all. window: keys that a query sees, of
     those up to its own, in layers from window_from on but each full_every-th, 0 for all; chunk:
@@ -63,7 +67,8 @@ class LlamaConfig:
     what each branch adds, the embedded tokens and the logits (Granite).
 
     attention_gate: what attention gives is multiplied by the sigmoid of one more projection
-    (Qwen3-Next).
+    (Qwen3-Next). alibi: scores are lowered by distance, by slopes of a head of which the least is 2
+    to the minus this; 0 for none. embedding_norm: embedded tokens pass a norm (BLOOM).
 
     packed: positions of a sequence have the number of theirs (segment_ids), and see
     those of the same alone. cache: keys and values of earlier tokens are inputs
@@ -95,7 +100,7 @@ class LlamaConfig:
     qk_norm_whole: bool = False
     qk_norm_turned: bool = False
     plain_mlp: bool = False
-    norm: Literal["rms", "layer", "layer-scale"] = "rms"
+    norm: Literal["rms", "layer", "layer-scale", "layer-plain"] = "rms"
     norms: Literal["before", "after", "around", "around-glm"] = "before"
     parallel: Literal["no", "one-norm", "two-norms"] = "no"
     head_bias: bool = False
@@ -112,6 +117,9 @@ class LlamaConfig:
     embedding_scale: float = 1.0
     head_scale: float = 1.0
     attention_gate: bool = False
+    qk_norm_behind: bool = False
+    alibi: float = 0.0
+    embedding_norm: bool = False
 
     @property
     def rows(self) -> int:
@@ -146,7 +154,7 @@ class LlamaConfig:
     @property
     def may_cache(self) -> bool:
         """Whether the model is also written with a cache."""
-        return self.rotary == "spread" and not self.packed
+        return self.rotary == "spread" and not self.packed and not self.alibi
 
     def local(self, layer: int) -> bool:
         """Whether a layer's queries see a window or a chunk alone."""
@@ -230,6 +238,8 @@ def decoder(
     scale = c.hidden**0.5 if c.scale_embedding else c.embedding_scale
     if scale != 1.0:
         x = s.at("embed_tokens").op("Mul", x, s.f32(scale))
+    if c.embedding_norm:
+        x = norm(s.at("embed_layernorm"), x, c)
     turns, masks = _turns(s.at("rotary_emb"), ids, c, cache), _masks(s.at("mask"), net, c, cache)
     run = attention or partial(_attention, c=c)  # type: ignore[call-arg]
     for i in range(c.layers):
@@ -304,6 +314,9 @@ def _masks(s: Scope, net: Net, c: LlamaConfig, cache: Cache | None) -> dict[bool
         near = cache.in_chunk(c.chunk) if c.chunk else near
         return {False: Masking(keys=cache.allowed), True: Masking(keys=near)}
     causal = causal_mask(s, c.seq) if c.decomposed or c.cap else ""
+    if c.alibi:
+        bias = by_distance(s, c.heads, c.alibi, c.seq)
+        return dict.fromkeys((False, True), Masking(True, causal_mask=causal, bias=bias))
     segments = _segments(s, net, c) if c.packed else ""
     masks = {False: Masking(causal=True, causal_mask=causal, keys=segments)}
     near = ""
@@ -356,12 +369,24 @@ def _check(c: LlamaConfig, name: str, replaced: bool) -> None:
         f"{name}: a cache is written for rotary=spread",
         "leave out cache",
     )
+    require(
+        not c.alibi or c.bare_every == 1,
+        f"{name}: scores lowered by distance take the place of positions",
+        "bare_every=1",
+    )
+    require(
+        not (c.alibi and (c.cache or c.packed or c.window or c.chunk or c.cap)),
+        f"{name}: scores lowered by distance go with neither a cache nor masks but the causal one",
+        "leave out alibi",
+    )
     require(not (c.cache and c.packed), f"{name}: sequences are packed for training alone")
 
 
 def norm(s: Scope, x: str, c: LlamaConfig) -> str:
     if c.norm == "rms":
         return rms_norm(s, x, c.hidden, epsilon=c.epsilon, decomposed=c.decomposed)
+    if c.norm == "layer-plain":
+        return unit_layer(s, x, epsilon=c.epsilon)
     return layer_norm(s, x, c.hidden, c.epsilon, bias=c.norm == "layer")
 
 
@@ -388,6 +413,8 @@ def _attention(
     if c.qk_norm:
         q, k = (_rms(s.at(n), y, c, c.width) for n, y in (("q_norm", q), ("k_norm", k)))
     q, k, groups = rotate(s, q), rotate(s, k), c.heads // c.kv_heads
+    if c.qk_norm_behind:
+        q, k = (_rms(s.at(n), y, c, c.width) for n, y in (("q_norm", q), ("k_norm", k)))
     if c.qk_norm_turned and rotate is not unturned:
         q, k = (unit_rms(s, y, epsilon=c.epsilon) for y in (q, k))
     if extend:

@@ -5,7 +5,9 @@ What all tokens share: the first `dense_layers` layers have a plain feed-forward
 behind them all but each `sparse_every`-th (Llama 4); `shared_ff` is one more beside the routed
 experts, with a sigmoid gate of its own where shared_gate=1.
 scoring=sigmoid picks by score plus a bias per expert that is balanced outside of the gradient
-(DeepSeek V3) and weighs by the score alone; sigmoid-plain has no such bias. groups: only experts of
+(DeepSeek V3) and weighs by the score alone; softmax-biased does the same with a softmax (ERNIE
+4.5), sigmoid-plain has no such bias. scoring=sparse-mixer (Phi-3.5-MoE) weighs the k-th choice by
+its part of a softmax over what is left and near enough to it. groups: only experts of
 the `group_top` best of so many groups are picked; a group's score is its best expert's (softmax) or
 the sum of its best two (sigmoid).
 
@@ -35,7 +37,7 @@ import numpy as np
 
 from models_zoo import llama
 from models_zoo.builder import Net, Scope
-from models_zoo.layers import activation, linear
+from models_zoo.layers import MASKED, activation, linear
 from models_zoo.spec import Family, Preset, require
 
 _OFF_ON = np.array([0.0, 1.0], dtype=np.float32)
@@ -63,7 +65,9 @@ class MoeConfig(llama.LlamaConfig):
     shared_gate: bool = False
     normalise: bool = True
     scaling: float = 1.0
-    scoring: Literal["softmax", "sigmoid", "sigmoid-plain"] = "softmax"
+    scoring: Literal["softmax", "softmax-biased", "sigmoid", "sigmoid-plain", "sparse-mixer"] = (
+        "softmax"
+    )
     groups: int = 1
     group_top: int = 1
     sparse_every: int = 1
@@ -72,6 +76,7 @@ class MoeConfig(llama.LlamaConfig):
     expert_bias: bool = False
     limit: float = 0.0
     alpha: float = 1.702
+    near: float = 0.02
 
     @property
     def expert_width(self) -> int:
@@ -115,6 +120,16 @@ def checked(c: MoeConfig, net: Net) -> None:
     require(
         c.dense_layers <= c.layers,
         f"{net.name}: dense_layers={c.dense_layers} is more than layers={c.layers}",
+    )
+    require(
+        c.scoring not in ("softmax-biased", "sparse-mixer") or c.groups == 1,
+        f"{net.name}: scoring={c.scoring} knows no groups",
+        "groups=1",
+    )
+    require(
+        c.scoring != "sparse-mixer" or (c.scaling == 1.0 and not c.normalise),
+        f"{net.name}: weights of scoring=sparse-mixer stay as they are",
+        "normalise=0, scaling=1",
     )
     require(
         c.experts % c.groups == 0,
@@ -161,10 +176,13 @@ def _route(s: Scope, x: str, c: MoeConfig) -> tuple[str, str]:
     """Weights and indices of the chosen experts, each [B, S, k]."""
     g = s.at("gate")
     logits = linear(g, x, c.hidden, c.experts, bias=c.router_bias)
-    scores = s.op("Softmax", logits, axis=-1) if c.scoring == "softmax" else s.op("Sigmoid", logits)
+    if c.scoring == "sparse-mixer":
+        return _sparse_mixer(s, logits, c)
+    by_sigmoid = c.scoring in ("sigmoid", "sigmoid-plain")
+    scores = s.op("Sigmoid", logits) if by_sigmoid else s.op("Softmax", logits, axis=-1)
     biased = (
         s.op("Add", scores, g.weight("e_score_correction_bias", c.experts, std=0.01))
-        if c.scoring == "sigmoid"
+        if c.scoring in ("sigmoid", "softmax-biased")
         else scores
     )
     value, index = s.ops(
@@ -175,6 +193,22 @@ def _route(s: Scope, x: str, c: MoeConfig) -> tuple[str, str]:
     if c.normalise:
         value = s.op("Div", value, s.op("ReduceSum", value, s.ints(-1), keepdims=1))
     return (s.op("Mul", value, s.f32(c.scaling)) if c.scaling != 1.0 else value), index
+
+
+def _sparse_mixer(s: Scope, logits: str, c: MoeConfig) -> tuple[str, str]:
+    """As `_route`, of SparseMixer without its draws: behind the best so far the next best, weighed
+    by a softmax over those left that are away from it by `near` of the larger size at most."""
+    best, index = s.ops(2, "TopK", logits, s.ints(c.top), axis=-1)
+    size, left, weights = s.op("Abs", logits), logits, list[str]()
+    for k, own in enumerate(s.ops(c.top, "Split", best, s.ints(*[1] * c.top), axis=-1)):
+        far = s.op("Div", s.op("Sub", own, logits), s.op("Max", size, own))
+        near = s.op("Where", s.op("Greater", far, s.f32(c.near)), s.f32(MASKED), left)
+        chosen = s.op("Slice", index, s.ints(k), s.ints(k + 1), s.ints(-1))
+        share = s.op("Softmax", near, axis=-1)
+        weights.append(s.op("GatherElements", share, chosen, axis=-1))
+        taken = s.op("Squeeze", _one_hot(s, chosen, c.experts), s.ints(-2))
+        left = s.op("Where", s.op("Cast", taken, to=9), s.f32(MASKED), left)
+    return s.op("Concat", *weights, axis=-1), index
 
 
 def _best_groups(s: Scope, scores: str, c: MoeConfig) -> str:

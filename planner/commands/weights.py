@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 _OFFSET, _PAIRS = "its positions begin at row 2 of their table", "its rotary pairs lie side by side"
 _ONE_MORE = "its norms multiply by 1 + weight"
 WRITTEN_OTHERWISE = {
+    "bloom": "a head's queries, keys and values lie side by side in one tensor",
     "camembert": _OFFSET,
     "cohere": _PAIRS,
     "cohere2": _PAIRS,
     "deepseek_v2": _PAIRS,
     "deepseek_v3": _PAIRS,
     "ernie4_5": _PAIRS,
+    "ernie4_5_moe": _PAIRS,
     "gemma": _ONE_MORE,
     "gemma2": _ONE_MORE,
     "gemma3_text": _ONE_MORE,
@@ -34,6 +36,7 @@ WRITTEN_OTHERWISE = {
     "glm4": _PAIRS,
     "glm4_moe_lite": _PAIRS,
     "gpt_oss": "its softmax has a sink for each head",
+    "internlm2": "the queries, keys and values of a group of heads lie side by side in one tensor",
     "kimi_k2": _PAIRS,
     "llama4_text": f"{_PAIRS}, and its routers weigh what experts take in",
     "nemotron": _ONE_MORE,

@@ -3,7 +3,7 @@ write otherwise is undone here, value by value."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -53,3 +53,64 @@ def _qwen(name: str, x: np.ndarray, c: dict[str, Any]) -> Iterator[tuple[str, np
     else:
         turned = x.T if x.ndim == 2 and "embed_tokens" not in name else x
         yield name.replace("shared_expert.", "shared_experts."), turned
+
+
+def bloom(tensors: Tensors, config: dict[str, Any]) -> Tensors:
+    """A head's rows of queries, keys and values lie behind each other."""
+    return {
+        name: np.ascontiguousarray(value)
+        for source, tensor in tensors.items()
+        for name, value in _bloom(source.removeprefix("transformer."), tensor, config["n_head"])
+    }
+
+
+def _bloom(name: str, x: np.ndarray, heads: int) -> Iterator[tuple[str, np.ndarray]]:
+    if "query_key_value" in name:
+        parts = np.split(x.reshape(heads, 3, -1, *x.shape[1:]), 3, axis=1)
+        for own, part in zip("qkv", parts, strict=True):
+            flat = part.reshape(-1, *x.shape[1:])
+            to = name.replace("self_attention.query_key_value", f"self_attn.{own}_proj")
+            yield f"model.{to.replace('h.', 'layers.', 1)}", flat.T
+        return
+    for old, new in (
+        ("word_embeddings_layernorm", "embed_layernorm"),
+        ("word_embeddings", "embed_tokens"),
+        ("self_attention.dense", "self_attn.o_proj"),
+        ("dense_h_to_4h", "up_proj"),
+        ("dense_4h_to_h", "down_proj"),
+        ("ln_f", "norm"),
+    ):
+        name = name.replace(old, new)
+    to = name.replace("h.", "layers.", 1) if name.startswith("h.") else name
+    yield f"model.{to}", x.T if x.ndim == 2 and "embed" not in name else x
+
+
+def pairs(tensors: Tensors, config: dict[str, Any]) -> Tensors:
+    """Rotary positions turn features that lie side by side: here those half a head apart. Names as
+    ERNIE 4.5 has them."""
+    found: Tensors = {}
+    for name, x in tensors.items():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            dim = config["hidden_size"] // config["num_attention_heads"]
+            apart = x.reshape(-1, dim // 2, 2, x.shape[1]).swapaxes(1, 2)
+            found[name] = np.ascontiguousarray(apart.reshape(x.shape).T)
+        elif name.endswith("experts.gate_up_proj"):
+            stem = name.removesuffix("gate_up_proj")
+            for own, part in zip(("gate", "up"), np.split(x, 2, axis=1), strict=True):
+                found[f"{stem}{own}_proj.weight"] = np.ascontiguousarray(part.swapaxes(1, 2))
+        elif name.endswith("experts.down_proj"):
+            found[f"{name}.weight"] = np.ascontiguousarray(x.swapaxes(1, 2))
+        else:
+            turned = x.T if x.ndim == 2 and "embed_tokens" not in name else x
+            found[name.replace("moe_statics.", "")] = np.ascontiguousarray(turned)
+    return found
+
+
+BY_HAND: dict[str, Callable[[Tensors, dict[str, Any]], Tensors]] = {
+    "bloom": bloom,
+    "ernie4_5_moe": pairs,
+    "qwen3_5_moe_text": qwen_delta,
+    "qwen3_5_text": qwen_delta,
+    "qwen3_next": qwen_delta,
+}
+"""Model type -> its checkpoint as the zoo has it."""

@@ -13,7 +13,7 @@ from planner.cli import main
 from planner.commands.weights import WRITTEN_OTHERWISE
 from tests.interop.test_pretrained import load, save
 
-from .hf_by_hand import qwen_delta
+from .hf_by_hand import BY_HAND
 from .hf_golden import CONFIGS, FILE, TOKENS, drawn, ids, some
 from .test_run import first
 
@@ -31,7 +31,9 @@ def test_logits_are_those_of_the_library(name: str, tmp_path: Path) -> None:
     args = ["weights", spec, "--from", str(source), "-o", str(tmp_path / "w.safetensors")]
     refused = config["model_type"] in WRITTEN_OTHERWISE
     assert main(args) == (2 if refused else 0)
-    values = qwen_delta(tensors, config) if refused else load(tmp_path / "w.safetensors")
+    by_hand = BY_HAND.get(config["model_type"])
+    assert (by_hand is not None) == refused
+    values = by_hand(tensors, config) if by_hand else load(tmp_path / "w.safetensors")
     options = {"weights": "inline", "seq": str(TOKENS)}
     model = from_config(source / "config.json", options)
     for tensor in model.graph.initializer:

@@ -134,7 +134,7 @@ def _gaps(matches: Sequence[Match], shards: Shards) -> list[str]:
     read = dict[str, list[Take]]()
     for m in matches:
         for take in m.takes:
-            if ".qkv_proj." in take.source:
+            if any(f".{word}." in take.source for word in ("qkv_proj", "c_attn", "Wqkv")):
                 read.setdefault(take.source, []).append(take)
     found = []
     for source, takes in read.items():

@@ -83,6 +83,16 @@ _RENAMED = (
         re.compile(r"(.*\b)block_sparse_moe\.gate\.e_score_correction_bias"),
         r"\1feed_forward.expert_bias",
     ),
+    (re.compile(r"(.*\b)block_sparse_moe\.gate\.weight"), r"\1mlp.router.weight"),  # Phi-3.5-MoE
+    (re.compile(r"(.*\b)mlp\.gate\.weight"), r"\1mlp.gate.wg.weight"),  # Hunyuan
+    (re.compile(r"(.*\bmlp)\.shared_experts\.(.*)"), r"\1.shared_mlp.\2"),
+    (re.compile(r"(.*\bself_attn)\.q_norm\.weight"), r"\1.query_layernorm.weight"),
+    (re.compile(r"(.*\bself_attn)\.k_norm\.weight"), r"\1.key_layernorm.weight"),
+    (re.compile(r"embed_tokens\.weight"), "wte.weight"),  # MPT
+    (re.compile(r"layers\.(\d+)\.input_layernorm\.weight"), r"blocks.\1.norm_1.weight"),
+    (re.compile(r"layers\.(\d+)\.post_attention_layernorm\.weight"), r"blocks.\1.norm_2.weight"),
+    (re.compile(r"layers\.(\d+)\.self_attn\.o_proj\.weight"), r"blocks.\1.attn.out_proj.weight"),
+    (re.compile(r"layers\.(\d+)\.mlp\.(up|down)_proj\.weight"), r"blocks.\1.ffn.\2_proj.weight"),
     (re.compile(r"(.*\b)mlp\.gate_proj\.weight"), r"\1feed_forward.w1.weight"),
     (re.compile(r"(.*\b)mlp\.up_proj\.weight"), r"\1feed_forward.w3.weight"),
     (re.compile(r"(.*\b)mlp\.down_proj\.weight"), r"\1feed_forward.w2.weight"),
@@ -145,9 +155,14 @@ def ways(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[Want
         if pattern.fullmatch(name):
             yield [Want(pattern.sub(to, name))]
     if heads := _HEADS.fullmatch(name):
-        yield [Want(f"{heads[1]}.c_attn.{heads[3]}", "qkv".index(heads[2]), 3)]
+        own = [shapes.get(f"{heads[1]}.{n}_proj.{heads[3]}") for n in "qk"]
+        fused = f"{heads[1]}.c_attn.{heads[3]}"
+        shared = own[0] != own[1]  # StarCoder: keys and values of fewer heads than queries
+        yield [Want(fused, rows_of=heads[2]) if shared else Want(fused, "qkv".index(heads[2]), 3)]
     if rows := _ROWS.fullmatch(name):
         yield [Want(f"{rows[1]}.qkv_proj.{rows[3]}", rows_of=rows[2])]
+        block = rows[1].replace("layers.", "blocks.").removesuffix("self_attn")
+        yield [Want(f"{block}attn.Wqkv.{rows[3]}", rows_of=rows[2])]  # MPT
     if halves := _HALVES.fullmatch(name):
         yield [Want(f"{halves[1]}.gate_up_proj.{halves[3]}", int(halves[2] == "up"), 2)]
     if shared := _SHARED.fullmatch(name):

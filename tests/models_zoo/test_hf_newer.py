@@ -1,0 +1,178 @@
+"""Model types written of late: published sizes, what is refused, and emitted programs of the kinds
+of layer that are theirs alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner
+from models_zoo.hf_config import from_config
+from planner.errors import PlanError
+from planner.reader import read_model
+from planner.verify import worker
+
+from .hf_golden import CONFIGS
+from .test_hf import notes, write
+from .test_zoo import parameters
+
+HUNYUAN: dict[str, Any] = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128167,
+    "tie_word_embeddings": True,
+}
+PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
+    (
+        "bloom",
+        {"model_type": "bloom", "hidden_size": 14336, "n_layer": 70, "num_attention_heads": 112},
+        176_247_271_424,
+    ),
+    ("bloom-7b1", {"model_type": "bloom", "n_embed": 4096, "n_layer": 30, "n_head": 32},
+     7_069_016_064),
+    (
+        "dots.llm1",
+        {"model_type": "dots1", "hidden_size": 4096, "head_dim": 128, "n_shared_experts": 2,
+         "n_routed_experts": 128, "num_experts_per_tok": 6, "first_k_dense_replace": 1,
+         "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+        142_774_373_888 + 61 * 128,
+    ),
+    ("ernie-4.5-21b-a3b", {"model_type": "ernie4_5_moe"}, 21_825_437_888),
+    (
+        "ernie-4.5-300b-a47b",
+        {"model_type": "ernie4_5_moe", "hidden_size": 8192, "num_hidden_layers": 54,
+         "num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 28672,
+         "moe_intermediate_size": 3584, "moe_k": 8, "moe_num_shared_experts": 0,
+         "moe_layer_start_index": 3, "tie_word_embeddings": False},
+        299_484_163_264,
+    ),
+    (
+        "hunyuan-7b",
+        {"model_type": "hunyuan_v1_dense", "intermediate_size": 14336, **HUNYUAN},
+        7_504_568_320,
+    ),
+    (
+        "hunyuan-a13b",
+        {"model_type": "hunyuan_v1_moe", "intermediate_size": 3072, **HUNYUAN, "num_experts": 64,
+         "moe_topk": [8] * 32, "moe_intermediate_size": [3072] * 32,
+         "num_shared_expert": [1] * 32},
+        80_393_183_232,
+    ),
+    (
+        "internlm2-7b",
+        {"model_type": "internlm2", "vocab_size": 92544, "hidden_size": 4096, "bias": False,
+         "intermediate_size": 14336, "num_key_value_heads": 8},
+        7_737_708_544,
+    ),
+    ("internlm3-8b", {"model_type": "internlm3", "bias": False, "qkv_bias": False}, 8_804_241_408),
+    (
+        "mpt-30b",
+        {"model_type": "mpt", "d_model": 7168, "n_heads": 64, "n_layers": 48, "vocab_size": 50432,
+         "max_seq_len": 8192, "attn_config": {"alibi": True}},
+        29_957_200_896,
+    ),
+    ("olmo-7b", {"model_type": "olmo"}, 6_888_095_744),
+    (
+        "phi-3.5-moe",
+        {"model_type": "phimoe", "attention_bias": True, "lm_head_bias": True},
+        41_873_153_344,
+    ),
+    ("stablelm-3b-4e1t", {"model_type": "stablelm"}, 2_795_443_200),
+    (
+        "stablelm-2-12b",
+        {"model_type": "stablelm", "hidden_size": 5120, "intermediate_size": 13824,
+         "num_hidden_layers": 40, "num_key_value_heads": 8, "use_parallel_residual": True,
+         "vocab_size": 100352},
+        12_142_929_920,
+    ),
+    (
+        "starcoder",
+        {"model_type": "gpt_bigcode", "n_embd": 6144, "n_inner": 24576, "n_head": 48,
+         "n_layer": 40, "n_positions": 8192, "vocab_size": 49152},
+        15_517_456_384,
+    ),
+]  # fmt: skip
+"""Name, fields as published, parameters of transformers 5.24's own model of them (of InternLM 2 as
+its checkpoint has them), buffers of routers counted."""
+
+
+@pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row[0])
+def test_a_published_config_has_the_published_parameters(
+    row: tuple[str, dict[str, Any], int], tmp_path: Path
+) -> None:
+    assert parameters(from_config(write(tmp_path, row[1]))) == row[2]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "bloom", "apply_residual_connection_post_layernorm": True}, "post_layernorm"),
+    ({"model_type": "bloom", "n_head": 0}, "n_head"),
+    ({"model_type": "dots1"}, "n_routed_experts"),
+    ({"model_type": "ernie4_5_moe", "moe_layer_end_index": 3}, "moe_layer_end_index"),
+    ({"model_type": "gpt_bigcode", "multi_query": False}, "multi_query"),
+    ({"model_type": "hunyuan_v1_moe", "moe_topk": [1, 2]}, "the same number for each layer"),
+    ({"model_type": "hunyuan_v1_moe", "num_experts": []}, "the same number for each layer"),
+    ({"model_type": "internlm3", "qkv_bias": True}, "attention_bias"),
+    ({"model_type": "mpt", "attn_config": "alibi"}, "an object"),
+    ({"model_type": "mpt", "attn_config": {"alibi": False}}, "alibi"),
+    ({"model_type": "mpt", "expansion_ratio": 8}, "expansion_ratio"),
+    ({"model_type": "olmo", "clip_qkv": 8.0}, "clip_qkv"),
+    ({"model_type": "phimoe", "num_experts_per_tok": 3}, "num_experts_per_tok"),
+    ({"model_type": "stablelm", "qk_layernorm": True}, "qk_layernorm"),
+]
+
+
+@pytest.mark.parametrize(("data", "what"), REFUSED)
+def test_what_the_zoo_cannot_write_is_refused(
+    data: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        from_config(write(tmp_path, data))
+    assert caught.value.code == "P074" and what in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["dots1", "ernie4_5_moe", "hunyuan_v1_moe", "phimoe"])
+def test_experts_are_read_as_routed_ones(kind: str, tmp_path: Path) -> None:
+    for form in ("dense", "gathered"):
+        model = from_config(write(tmp_path, CONFIGS[kind]), {"form": form})
+        found = [n for n in read_model(model, batch=2).nodes if n.op == "RoutedExperts"]
+        assert len(found) == (2 if kind in ("dots1", "ernie4_5_moe") else 3)
+
+
+def test_slopes_are_of_heads_and_no_parameters(tmp_path: Path) -> None:
+    graph = read_model(from_config(write(tmp_path, CONFIGS["bloom"]), {"seq": "16"}), batch=2)
+    masks = {node.inputs[3] for node in graph.nodes if node.op == "Attention"}
+    assert [graph.tensors[name].shape for name in masks] == [(1, 6, 1, 16)]
+    assert not masks & graph.trainable
+
+
+def test_that_training_draws_experts_is_said(tmp_path: Path) -> None:
+    assert "training would draw them" in notes(from_config(write(tmp_path, CONFIGS["phimoe"])))
+
+
+PROGRAMS = [
+    ("bloom", "tp=2,dp=4", "shard_map"),
+    ("bloom", "tp=2,dp=4", "jit"),
+    ("gpt_bigcode", "tp=2,dp=4", "shard_map"),
+    ("hunyuan_v1_moe", "expert=2,tp=2,dp=2", "shard_map"),
+    ("mpt", "tp=2,dp=4", "jit"),
+    ("olmo", "tp=2,dp=4", "shard_map"),
+    ("phimoe", "expert=2,dp=4", "shard_map"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "pins", "backend"), PROGRAMS)
+def test_programs_cut_by_heads_and_experts_are_exact(
+    name: str, pins: str, backend: Any, tmp_path: Path
+) -> None:
+    path = f"{write(tmp_path, CONFIGS[name])},seq=16"
+    made = planner.plan(
+        path, devices=8, batch=8, precision="fp32", hardware="cpu", baselines=False, pins=pins
+    )
+    report = worker.verify(made, path, backend=backend)
+    assert report.ok, report.text()
