@@ -2,7 +2,7 @@
 
 head=cls: pooler (first token, dense, tanh) and a classifier. head=mlm: dense, GELU, norm, and the
 tied token table with a bias, no pooler. Token types are all 0, so their table gives one row to
-every position.
+every position; types=0 leaves it out. DistilBERT's classifier has a ReLU in place of tanh.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from models_zoo.spec import Family, Preset, require
 
 @dataclass(frozen=True)
 class BertConfig:
-    """positions: rows of the position table; types: rows of the token type table."""
+    """positions: rows of the position table; types: rows of the token type table; pool: the
+    pooler's activation."""
 
     layers: int
     hidden: int
@@ -39,6 +40,7 @@ class BertConfig:
     classes: int = 2
     epsilon: float = 1e-12
     decomposed: bool = False
+    pool: Literal["tanh", "relu"] = "tanh"
 
 
 def build(c: BertConfig, net: Net) -> None:
@@ -58,13 +60,11 @@ def build(c: BertConfig, net: Net) -> None:
     s = net.root.at("bert")
     e = s.at("embeddings")
     words, table = embedding(e.at("word_embeddings"), ids, c.vocab, c.hidden)
-    kinds, _ = embedding(e.at("token_type_embeddings"), e.ints(0), c.types, c.hidden)
+    if c.types:
+        kinds, _ = embedding(e.at("token_type_embeddings"), e.ints(0), c.types, c.hidden)
+        words = e.op("Add", words, kinds)
     where = e.at("position_embeddings")
-    x = e.op(
-        "Add",
-        e.op("Add", words, kinds),
-        embedding(where, positions(where, c.seq), c.positions, c.hidden)[0],
-    )
+    x = e.op("Add", words, embedding(where, positions(where, c.seq), c.positions, c.hidden)[0])
     x = layer_norm(e.at("LayerNorm"), x, c.hidden, c.epsilon)
     keys = s.op("Unsqueeze", s.op("Cast", present, to=9), s.ints(1, 2))
     if not c.decomposed:  # onnxruntime's Attention wants a row per query
@@ -95,7 +95,10 @@ def _classify(net: Net, x: str, table: str, c: BertConfig) -> None:
     first = pool.op(
         "Squeeze", pool.op("Slice", x, pool.ints(0), pool.ints(1), pool.ints(1)), pool.ints(1)
     )
-    pooled = pool.op("Tanh", linear(pool.at("dense"), first, c.hidden, c.hidden))
+    pooled = pool.op(
+        {"tanh": "Tanh", "relu": "Relu"}[c.pool],
+        linear(pool.at("dense"), first, c.hidden, c.hidden),
+    )
     linear(net.root.at("classifier"), pooled, c.hidden, c.classes, out="logits")
     net.output("logits", [net.batch, c.classes])
 

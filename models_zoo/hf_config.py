@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from costmodels.hardware.intake import read_text
 from models_zoo.hf_decoders import DENSE, Read
 from models_zoo.hf_deepseek import DEEPSEEKS
+from models_zoo.hf_encoders import ENCODERS
 from models_zoo.hf_fields import Fields
 from models_zoo.hf_hybrids import HYBRIDS
 from models_zoo.hf_layernorms import LAYER_NORMS
@@ -32,9 +33,8 @@ if TYPE_CHECKING:
     import onnx
 
 SIZE_LIMIT_BYTES = 1 << 22
-KNOWN: Mapping[str, Read] = dict(
-    sorted({**DENSE, **LAYER_NORMS, **HYBRIDS, **MIXTURES, **DEEPSEEKS, **OTHERS}.items())
-)
+_TABLES = (DENSE, LAYER_NORMS, HYBRIDS, MIXTURES, DEEPSEEKS, ENCODERS, OTHERS)
+KNOWN: Mapping[str, Read] = dict(sorted(item for table in _TABLES for item in table.items()))
 WRAPPERS: Mapping[str, str] = {
     "aya_vision": "cohere2",
     "gemma3": "gemma3_text",

@@ -62,6 +62,17 @@ def windowed(
     return {"window": size, **near} if near else {}
 
 
+def rescaled(f: Fields, scaling: Any) -> None:
+    """Note that a file rescales rotary positions, once."""
+    note = "Rotary rescaling is left out: it changes constants, not shapes."
+    if (
+        isinstance(scaling, dict)
+        and scaling.get("rope_type", scaling.get("type", "default")) != "default"
+        and note not in f.notes
+    ):
+        f.notes.append(note)
+
+
 def turning(
     f: Fields, *, theta: float, share: float = 1.0, local: float | None = None
 ) -> dict[str, Any]:
@@ -73,11 +84,7 @@ def turning(
     per_kind = isinstance(own.get("full_attention"), dict)
     rope = Fields(f.path, own["full_attention"] if per_kind else own or f.data)
     scaling = rope.data if own else f.data.get("rope_scaling")
-    if (
-        isinstance(scaling, dict)
-        and scaling.get("rope_type", scaling.get("type", "default")) != "default"
-    ):
-        f.notes.append("Rotary rescaling is left out: it changes constants, not shapes.")
+    rescaled(f, scaling)
     found: dict[str, Any] = {"theta": rope.number("rope_theta", f.number("rope_theta", theta))}
     part = rope.number("partial_rotary_factor", f.number("partial_rotary_factor", share))
     if part > 1:

@@ -1,4 +1,5 @@
-"""Models of a Hugging Face config.json that are neither Llama's kind nor mixtures of experts."""
+"""Models of a Hugging Face config.json that are neither Llama's kind, nor mixtures
+of experts, nor encoders alone."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from models_zoo import bert, gpt, resnet, ssm, t5, vit
+from models_zoo import gpt, resnet, ssm, t5, vit
 from models_zoo.hf_decoders import TANH, Read
 from models_zoo.hf_fields import Fields
 from models_zoo.spec import LAYERS_LIMIT, Family
@@ -57,37 +58,6 @@ def _opt(f: Fields) -> tuple[Family, Any]:
         first=2,
         act=f.one_of("activation_function", "relu", {"relu": "relu", "gelu": "gelu"}),
         tied=f.flag("tie_word_embeddings", True),
-    )
-
-
-def _bert(f: Fields) -> tuple[Family, Any]:
-    return _encoder(f, vocab=30522, first=0)
-
-
-def _roberta(vocab: int) -> Read:
-    """BERT's layers and heads; the first two rows of the position table belong to padding."""
-    return lambda f: _encoder(f, vocab=vocab, first=2)
-
-
-def _encoder(f: Fields, *, vocab: int, first: int) -> tuple[Family, Any]:
-    f.one_of("hidden_act", "gelu", {"gelu": True})
-    names = f.data.get("architectures")
-    predicts = isinstance(names, list) and any(
-        isinstance(n, str) and n.endswith(("ForMaskedLM", "ForPreTraining")) for n in names
-    )
-    window = f.whole("max_position_embeddings", 512)
-    return bert.FAMILY, bert.BertConfig(
-        layers=f.layers("num_hidden_layers", 12),
-        hidden=f.whole("hidden_size", 768),
-        heads=f.whole("num_attention_heads", 12),
-        ff=f.whole("intermediate_size", 3072),
-        vocab=f.whole("vocab_size", vocab),
-        seq=max(1, f.length("max_position_embeddings", 512) - first),
-        positions=window,
-        types=f.whole("type_vocab_size", 2),
-        classes=f.labels(2),
-        epsilon=f.number("layer_norm_eps", 1e-12),
-        head="mlm" if predicts else "cls",
     )
 
 
@@ -183,16 +153,12 @@ def _mamba2(f: Fields) -> tuple[Family, Any]:
 
 
 OTHERS: Mapping[str, Read] = {
-    "bert": _bert,
-    "camembert": _roberta(32005),
     "gpt2": _gpt2,
     "gpt_bigcode": _gpt_bigcode,
     "mamba2": _mamba2,
     "mt5": _mt5,
     "opt": _opt,
     "resnet": _resnet,
-    "roberta": _roberta(50265),
     "t5": _t5,
     "vit": _vit,
-    "xlm-roberta": _roberta(250002),
 }

@@ -25,6 +25,7 @@ _LLAMA3 = "Grattafiori et al. 2024, The Llama 3 herd of models, section 3"
 _CARD = "the model's card on Hugging Face"
 _MIXTRAL = "Mistral AI, release notes of the model"
 _VISION = "torchvision, table of weights (multiply-adds)"
+_MODERN = "Warner et al. 2024, ModernBERT, section 2.3"
 _DIT = "Peebles and Xie 2023, Scalable diffusion models with transformers, table 4 (multiply-adds)"
 
 
@@ -67,9 +68,13 @@ PUBLISHED = (
     Published("bert-base", "parameters", 110e6, "Devlin et al. 2019, BERT, section 3"),
     Published("bert-base,seq=128", "flops", 22.5e9, "Sun et al. 2020, MobileBERT, table 4"),
     Published("bert-large", "parameters", 335e6, "Clark et al. 2020, ELECTRA, table 2"),
+    Published("modernbert-base", "parameters", 149e6, _MODERN),
+    Published("modernbert-large", "parameters", 395e6, _MODERN),
     Published("t5-small", "parameters", 60.5e6, _CARD),
     Published("t5-base", "parameters", 223e6, _CARD),
     Published("t5-11b", "parameters", 11.3e9, _CARD),
+    Published("whisper-small", "parameters", 244e6, "openai/whisper, README"),
+    Published("whisper-large-v3", "parameters", 1550e6, "openai/whisper, README"),
     Published("vit-b16", "parameters", 86_567_656, _VISION),
     Published("vit-b16", "flops", 2 * 17.56e9, _VISION),
     Published("vit-l16", "parameters", 304_326_632, _VISION),

@@ -32,6 +32,7 @@ _MAY_BE_ZERO = frozenset(
         "full_every",
         "window_from",
         "bare_every",
+        "types",
     }
 )
 _LAYER_FIELDS = frozenset({"layers", "decoder_layers", "per_level"})

@@ -220,6 +220,46 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "stablelm-parallel": {**_SMALL, "model_type": "stablelm", "use_parallel_residual": True},
     "qwen3_next": {**_DELTA, **_EXPERTS, "model_type": "qwen3_next"},
 }
+"""Decoders."""
+ENCODERS: dict[str, dict[str, Any]] = {
+    "distilbert": {
+        "model_type": "distilbert",
+        "architectures": ["DistilBertForMaskedLM"],
+        "dim": 64,
+        "hidden_dim": 48,
+        "n_heads": 4,
+        "n_layers": 2,
+        "max_position_embeddings": 16,
+        "vocab_size": 96,
+    },
+    "modernbert": {
+        **_SMALL,
+        "model_type": "modernbert",
+        "architectures": ["ModernBertForMaskedLM"],
+        "num_hidden_layers": 4,
+        "local_attention": 6,
+        "pad_token_id": 0,
+    },
+    "whisper": {
+        "model_type": "whisper",
+        "architectures": ["WhisperForConditionalGeneration"],
+        "d_model": 64,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 80,
+        "num_mel_bins": 8,
+        "max_source_positions": 16,
+        "max_target_positions": 16,
+        "vocab_size": 96,
+        "pad_token_id": 0,
+    },
+}
+ALL = CONFIGS | ENCODERS
+HEADS = ("lm_head.weight", "decoder.weight", "proj_out.weight", "vocab_projector.weight")
+"""What a checkpoint of tied tables lacks."""
 
 
 def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -238,6 +278,12 @@ def ids(vocab: int) -> np.ndarray:
     return np.random.default_rng(7).integers(0, vocab, (2, TOKENS))
 
 
+def sound(config: dict[str, Any]) -> np.ndarray:
+    """Features of two samples of sound."""
+    shape = (2, config["num_mel_bins"], 2 * config["max_source_positions"])
+    return np.random.default_rng(8).standard_normal(shape).astype(np.float32)
+
+
 def some(logits: np.ndarray) -> np.ndarray:
     """Those that are kept."""
     return np.asarray(logits[:, ::5, ::19])
@@ -246,18 +292,29 @@ def some(logits: np.ndarray) -> np.ndarray:
 def _golden(config: dict[str, Any]) -> dict[str, Any]:
     """Names and shapes of the library's checkpoint, and some logits."""
     import torch  # type: ignore[import-not-found]
-    from transformers import AutoConfig, AutoModelForCausalLM  # type: ignore[import-not-found]
+    import transformers  # type: ignore[import-not-found]
 
     fields = {k: v for k, v in config.items() if k != "model_type"}
-    made = AutoConfig.for_model(config["model_type"], **fields)
+    made = transformers.AutoConfig.for_model(config["model_type"], **fields)
     made._attn_implementation = "eager"
-    model = AutoModelForCausalLM.from_config(made).float().eval()
+    names = config.get("architectures")
+    model = (
+        getattr(transformers, names[0])(made)
+        if names
+        else transformers.AutoModelForCausalLM.from_config(made)
+    )
+    model = model.float().eval()
     tied = getattr(made, "tie_word_embeddings", False)
-    state = {k: v for k, v in model.state_dict().items() if not (tied and k == "lm_head.weight")}
+    state = {k: v for k, v in model.state_dict().items() if not (tied and k in HEADS)}
     with torch.no_grad():
         for name, value in state.items():
             value.copy_(torch.from_numpy(drawn(name, tuple(value.shape))))
-        logits = model(input_ids=torch.from_numpy(ids(made.vocab_size))).logits.numpy()
+        tokens = torch.from_numpy(ids(made.vocab_size))
+        given = {"input_ids": tokens}
+        if "num_mel_bins" in config:
+            heard = torch.from_numpy(sound(config))
+            given = {"input_features": heard, "decoder_input_ids": tokens}
+        logits = model(**given).logits.numpy()
     return {
         "shapes": {name: list(value.shape) for name, value in state.items()},
         "logits": [round(float(x), 5) for x in some(logits).ravel()],
@@ -266,7 +323,7 @@ def _golden(config: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     before = json.loads(FILE.read_text()) if FILE.exists() else {}
-    wanted = sys.argv[1:] or list(CONFIGS)
-    made = {name: _golden(CONFIGS[name]) if name in wanted else before[name] for name in CONFIGS}
+    wanted = sys.argv[1:] or list(ALL)
+    made = {name: _golden(ALL[name]) if name in wanted else before[name] for name in ALL}
     rows = (f"{json.dumps(name)}: {json.dumps(made[name])}" for name in sorted(made))
     FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")

@@ -14,15 +14,15 @@ from planner.commands.weights import WRITTEN_OTHERWISE
 from tests.interop.test_pretrained import load, save
 
 from .hf_by_hand import BY_HAND
-from .hf_golden import CONFIGS, FILE, TOKENS, drawn, ids, some
+from .hf_golden import ALL, FILE, TOKENS, drawn, ids, some, sound
 from .test_run import first
 
 GOLDEN = json.loads(FILE.read_text())
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ALL)
 def test_logits_are_those_of_the_library(name: str, tmp_path: Path) -> None:
-    golden, source, config = GOLDEN[name], tmp_path / "hub", CONFIGS[name]
+    golden, source, config = GOLDEN[name], tmp_path / "hub", ALL[name]
     source.mkdir()
     (source / "config.json").write_text(json.dumps(config))
     tensors = {k: drawn(k, tuple(shape)) for k, shape in golden["shapes"].items()}
@@ -41,5 +41,10 @@ def test_logits_are_those_of_the_library(name: str, tmp_path: Path) -> None:
             assert values[tensor.name].size == np.prod(tensor.dims), tensor.name
             tensor.raw_data = values.pop(tensor.name).astype("<f4").tobytes()
     assert not values
-    logits = first(model, {"input_ids": ids(CONFIGS[name]["vocab_size"])})
+    tokens = ids(config["vocab_size"])
+    feeds = {"attention_mask": np.ones_like(tokens), "input_ids": tokens}
+    if "num_mel_bins" in config:
+        feeds = {"input_features": sound(config), "decoder_input_ids": tokens}
+    names = {value.name for value in model.graph.input}
+    logits = first(model, {k: v for k, v in feeds.items() if k in names})
     np.testing.assert_allclose(some(logits).ravel(), golden["logits"], rtol=2e-4, atol=2e-4)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import planner
@@ -14,8 +15,9 @@ from planner.errors import PlanError
 from planner.reader import read_model
 from planner.verify import worker
 
-from .hf_golden import CONFIGS
+from .hf_golden import ALL, CONFIGS
 from .test_hf import notes, write
+from .test_run import close, first, inputs
 from .test_zoo import parameters
 
 HUNYUAN: dict[str, Any] = {
@@ -76,6 +78,26 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
          "max_seq_len": 8192, "attn_config": {"alibi": True}},
         29_957_200_896,
     ),
+    (
+        "distilbert-base-uncased",
+        {"model_type": "distilbert", "architectures": ["DistilBertForMaskedLM"]},
+        66_985_530,
+    ),
+    ("distilbert-sst-2", {"model_type": "distilbert"}, 66_955_010),
+    (
+        "modernbert-base",
+        {"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"],
+         "global_rope_theta": 160000.0, "local_rope_theta": 10000.0,
+         "global_attn_every_n_layers": 3},
+        149_655_232,
+    ),
+    (
+        "modernbert-large",
+        {"model_type": "modernbert", "hidden_size": 1024, "intermediate_size": 2624,
+         "num_hidden_layers": 28, "num_attention_heads": 16, "classifier_pooling": "mean",
+         "layer_types": (["full_attention"] + ["sliding_attention"] * 2) * 9 + ["full_attention"]},
+        395833346,
+    ),
     ("olmo-7b", {"model_type": "olmo"}, 6_888_095_744),
     (
         "phi-3.5-moe",
@@ -96,6 +118,14 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
          "n_layer": 40, "n_positions": 8192, "vocab_size": 49152},
         15_517_456_384,
     ),
+    ("whisper-tiny", {"model_type": "whisper"}, 37_760_640),
+    (
+        "whisper-large-v3-turbo",
+        {"model_type": "whisper", "d_model": 1280, "encoder_layers": 32, "decoder_layers": 4,
+         "encoder_attention_heads": 20, "decoder_attention_heads": 20, "encoder_ffn_dim": 5120,
+         "decoder_ffn_dim": 5120, "vocab_size": 51866, "num_mel_bins": 128},
+        808_878_080,
+    ),
 ]  # fmt: skip
 """Name, fields as published, parameters of transformers 5.24's own model of them (of InternLM 2 as
 its checkpoint has them), buffers of routers counted."""
@@ -111,6 +141,15 @@ def test_a_published_config_has_the_published_parameters(
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "bloom", "apply_residual_connection_post_layernorm": True}, "post_layernorm"),
     ({"model_type": "bloom", "n_head": 0}, "n_head"),
+    ({"model_type": "distilbert", "sinusoidal_pos_embds": True}, "sinusoidal_pos_embds"),
+    ({"model_type": "modernbert", "layer_types": ["full_attention"] * 3}, "22 words"),
+    (
+        {"model_type": "modernbert", "num_hidden_layers": 3,
+         "layer_types": ["sliding_attention", "full_attention", "full_attention"]},
+        "full_attention first",
+    ),
+    ({"model_type": "modernbert", "classifier_pooling": "max"}, "classifier_pooling"),
+    ({"model_type": "whisper", "scale_embedding": True}, "scale_embedding"),
     ({"model_type": "dots1"}, "n_routed_experts"),
     ({"model_type": "ernie4_5_moe", "moe_layer_end_index": 3}, "moe_layer_end_index"),
     ({"model_type": "gpt_bigcode", "multi_query": False}, "multi_query"),
@@ -123,7 +162,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "olmo", "clip_qkv": 8.0}, "clip_qkv"),
     ({"model_type": "phimoe", "num_experts_per_tok": 3}, "num_experts_per_tok"),
     ({"model_type": "stablelm", "qk_layernorm": True}, "qk_layernorm"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("data", "what"), REFUSED)
@@ -150,6 +189,15 @@ def test_slopes_are_of_heads_and_no_parameters(tmp_path: Path) -> None:
     assert not masks & graph.trainable
 
 
+def test_an_encoder_sees_no_padding(tmp_path: Path) -> None:
+    model = from_config(write(tmp_path, ALL["modernbert"]), {"weights": "inline", "seq": "16"})
+    feeds = inputs(model, 1)
+    feeds["attention_mask"][:] = np.arange(16) < 12
+    before = first(model, feeds)[:, :12]
+    feeds["input_ids"][:, 12:] ^= 1
+    close(first(model, feeds)[:, :12], before)
+
+
 def test_that_training_draws_experts_is_said(tmp_path: Path) -> None:
     assert "training would draw them" in notes(from_config(write(tmp_path, CONFIGS["phimoe"])))
 
@@ -159,9 +207,11 @@ PROGRAMS = [
     ("bloom", "tp=2,dp=4", "jit"),
     ("gpt_bigcode", "tp=2,dp=4", "shard_map"),
     ("hunyuan_v1_moe", "expert=2,tp=2,dp=2", "shard_map"),
+    ("modernbert", "tp=2,dp=4", "shard_map"),
     ("mpt", "tp=2,dp=4", "jit"),
     ("olmo", "tp=2,dp=4", "shard_map"),
     ("phimoe", "expert=2,dp=4", "shard_map"),
+    ("whisper", "tp=2,dp=4", "shard_map"),
 ]
 
 
@@ -170,7 +220,7 @@ PROGRAMS = [
 def test_programs_cut_by_heads_and_experts_are_exact(
     name: str, pins: str, backend: Any, tmp_path: Path
 ) -> None:
-    path = f"{write(tmp_path, CONFIGS[name])},seq=16"
+    path = f"{write(tmp_path, ALL[name])},seq=16"
     made = planner.plan(
         path, devices=8, batch=8, precision="fp32", hardware="cpu", baselines=False, pins=pins
     )

@@ -8,7 +8,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 WRAPPERS = frozenset(
-    {"model", "transformer", "bert", "roberta", "vit", "module", "language_model", "backbone"}
+    {
+        "model",
+        "transformer",
+        "bert",
+        "roberta",
+        "vit",
+        "distilbert",
+        "module",
+        "language_model",
+        "backbone",
+    }
 )
 TIES = (
     ("wte.weight", "lm_head.weight"),
@@ -17,7 +27,10 @@ TIES = (
         "embeddings.word_embeddings.weight",
         "cls.predictions.decoder.weight",
         "lm_head.decoder.weight",
+        "vocab_projector.weight",
     ),
+    ("embeddings.tok_embeddings.weight", "decoder.weight"),
+    ("decoder.embed_tokens.weight", "proj_out.weight"),
     ("cls.predictions.bias", "cls.predictions.decoder.bias"),
     ("lm_head.bias", "lm_head.decoder.bias"),
     (
@@ -83,6 +96,25 @@ _RENAMED = (
         re.compile(r"(.*\b)block_sparse_moe\.gate\.e_score_correction_bias"),
         r"\1feed_forward.expert_bias",
     ),
+    (
+        re.compile(r"encoder\.(layer\.\d+)\.attention\.self\.([qkv])(?:uery|ey|alue)\.(.*)"),
+        r"\1.attention.\2_lin.\3",
+    ),  # DistilBERT
+    (
+        re.compile(r"encoder\.(layer\.\d+)\.attention\.output\.dense\.(.*)"),
+        r"\1.attention.out_lin.\2",
+    ),
+    (
+        re.compile(r"encoder\.(layer\.\d+)\.attention\.output\.LayerNorm\.(.*)"),
+        r"\1.sa_layer_norm.\2",
+    ),
+    (re.compile(r"encoder\.(layer\.\d+)\.intermediate\.dense\.(.*)"), r"\1.ffn.lin1.\2"),
+    (re.compile(r"encoder\.(layer\.\d+)\.output\.dense\.(.*)"), r"\1.ffn.lin2.\2"),
+    (re.compile(r"encoder\.(layer\.\d+)\.output\.LayerNorm\.(.*)"), r"\1.output_layer_norm.\2"),
+    (re.compile(r"cls\.predictions\.transform\.dense\.(.*)"), r"vocab_transform.\1"),
+    (re.compile(r"cls\.predictions\.transform\.LayerNorm\.(.*)"), r"vocab_layer_norm.\1"),
+    (re.compile(r"cls\.predictions\.bias"), "vocab_projector.bias"),
+    (re.compile(r"pooler\.dense\.(.*)"), r"pre_classifier.\1"),
     (re.compile(r"(.*\b)block_sparse_moe\.gate\.weight"), r"\1mlp.router.weight"),  # Phi-3.5-MoE
     (re.compile(r"(.*\b)mlp\.gate\.weight"), r"\1mlp.gate.wg.weight"),  # Hunyuan
     (re.compile(r"(.*\bmlp)\.shared_experts\.(.*)"), r"\1.shared_mlp.\2"),
@@ -155,16 +187,18 @@ def ways(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[Want
         if pattern.fullmatch(name):
             yield [Want(pattern.sub(to, name))]
     if heads := _HEADS.fullmatch(name):
-        own = [shapes.get(f"{heads[1]}.{n}_proj.{heads[3]}") for n in "qk"]
-        fused = f"{heads[1]}.c_attn.{heads[3]}"
-        shared = own[0] != own[1]  # StarCoder: keys and values of fewer heads than queries
-        yield [Want(fused, rows_of=heads[2]) if shared else Want(fused, "qkv".index(heads[2]), 3)]
+        queries, keys = (shapes.get(f"{heads[1]}.{n}_proj.{heads[3]}") for n in "qk")
+        fused, fewer = f"{heads[1]}.c_attn.{heads[3]}", queries != keys  # StarCoder
+        third = "qkv".index(heads[2])
+        yield [Want(fused, rows_of=heads[2]) if fewer else Want(fused, third, 3)]
+        yield [Want(f"{heads[1]}.Wqkv.{heads[3]}", third, 3)]  # ModernBERT
     if rows := _ROWS.fullmatch(name):
         yield [Want(f"{rows[1]}.qkv_proj.{rows[3]}", rows_of=rows[2])]
         block = rows[1].replace("layers.", "blocks.").removesuffix("self_attn")
         yield [Want(f"{block}attn.Wqkv.{rows[3]}", rows_of=rows[2])]  # MPT
     if halves := _HALVES.fullmatch(name):
         yield [Want(f"{halves[1]}.gate_up_proj.{halves[3]}", int(halves[2] == "up"), 2)]
+        yield [Want(f"{halves[1]}.Wi.{halves[3]}", int(halves[2] == "up"), 2)]  # ModernBERT
     if shared := _SHARED.fullmatch(name):
         yield [Want(f"{shared[1]}shared_mlp.input_linear.weight", int(shared[2] == "up"), 2)]
     if (experts := _EXPERTS.fullmatch(name)) and len(shape) == 3:
