@@ -25,6 +25,7 @@ MODULES = (
     "llama",
     "moe",
     "deepseek",
+    "gemma4",
     "bert",
     "modernbert",
     "t5",

@@ -21,6 +21,7 @@ from models_zoo.hf_decoders import DENSE, Read
 from models_zoo.hf_deepseek import DEEPSEEKS
 from models_zoo.hf_encoders import ENCODERS
 from models_zoo.hf_fields import Fields
+from models_zoo.hf_gemma4 import GEMMA4
 from models_zoo.hf_hybrids import HYBRIDS
 from models_zoo.hf_layernorms import LAYER_NORMS
 from models_zoo.hf_mixtures import MIXTURES
@@ -33,11 +34,12 @@ if TYPE_CHECKING:
     import onnx
 
 SIZE_LIMIT_BYTES = 1 << 22
-_TABLES = (DENSE, LAYER_NORMS, HYBRIDS, MIXTURES, DEEPSEEKS, ENCODERS, OTHERS)
+_TABLES = (DENSE, LAYER_NORMS, GEMMA4, HYBRIDS, MIXTURES, DEEPSEEKS, ENCODERS, OTHERS)
 KNOWN: Mapping[str, Read] = dict(sorted(item for table in _TABLES for item in table.items()))
 WRAPPERS: Mapping[str, str] = {
     "aya_vision": "cohere2",
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
     "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",
     "idefics3": "llama",
@@ -89,17 +91,18 @@ TEXTS: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 """Text models that a wrapper's file names otherwise than the model type they are alike, and the
 defaults in which they differ."""
-_STATES = "layers whose state runs along the sequence (linear attention, state spaces)"
+_STATES = "layers whose state runs along the sequence and decays for each of its features apart"
 _INDEXER = "attention to keys that an indexer picks"
 UNWRITTEN: Mapping[str, str] = {
     "deepseek_v32": _INDEXER,
+    "falcon_mamba": _STATES,
     "gemma3n": "per-layer embeddings and streams that are mixed (AltUp)",
-    "gemma4": "heads of two widths and per-layer embeddings",
-    "gemma4_text": "heads of two widths and per-layer embeddings",
     "glm_moe_dsa": _INDEXER,
     "jamba": _STATES,
     "kimi_linear": _STATES,
+    "mamba": _STATES,
     "mllama": "layers that attend to an image",
+    "phi3small": "attention to blocks of keys",
 }
 """Model types that users have and the zoo does not write, and what it lacks for them."""
 _NEXT = "or export the model to ONNX (docs/exporting.md, examples/export_hf.py)"

@@ -160,9 +160,13 @@ def feed(i: int, s: Scope, x: str, c: MoeConfig) -> str:
     return mixture(m, x, c)
 
 
+Chosen = tuple[str, str]
+"""Weights and indices of the chosen experts, each [B, S, k]."""
+
+
 def mixture(m: Scope, x: str, c: MoeConfig) -> str:
     """Experts, and what all tokens share beside them: [B, S, H] -> [B, S, H]."""
-    routed = {"dense": _dense, "gathered": _gathered, "capacity": _capacity}[c.form](m, x, c)
+    routed = experts(m, x, c, _route(m, x, c))
     if not c.shared_ff:
         return routed
     shared = llama.mlp(m.at("shared_experts"), x, c, c.shared_ff)
@@ -172,8 +176,13 @@ def mixture(m: Scope, x: str, c: MoeConfig) -> str:
     return m.op("Add", routed, shared)
 
 
-def _route(s: Scope, x: str, c: MoeConfig) -> tuple[str, str]:
-    """Weights and indices of the chosen experts, each [B, S, k]."""
+def experts(m: Scope, x: str, c: MoeConfig, chosen: Chosen) -> str:
+    """The sum of the chosen experts' results: [B, S, H] -> [B, S, H]."""
+    return {"dense": _dense, "gathered": _gathered, "capacity": _capacity}[c.form](m, x, c, chosen)
+
+
+def _route(s: Scope, x: str, c: MoeConfig) -> Chosen:
+    """The experts of each token."""
     g = s.at("gate")
     logits = linear(g, x, c.hidden, c.experts, bias=c.router_bias)
     if c.scoring == "sparse-mixer":
@@ -195,7 +204,7 @@ def _route(s: Scope, x: str, c: MoeConfig) -> tuple[str, str]:
     return (s.op("Mul", value, s.f32(c.scaling)) if c.scaling != 1.0 else value), index
 
 
-def _sparse_mixer(s: Scope, logits: str, c: MoeConfig) -> tuple[str, str]:
+def _sparse_mixer(s: Scope, logits: str, c: MoeConfig) -> Chosen:
     """As `_route`, of SparseMixer without its draws: behind the best so far the next best, weighed
     by a softmax over those left that are away from it by `near` of the larger size at most."""
     best, index = s.ops(2, "TopK", logits, s.ints(c.top), axis=-1)
@@ -278,13 +287,13 @@ def _of_all(s: Scope, c: MoeConfig) -> _Stacks:
     return _Stacks(stacks.weights, tuple(biases))
 
 
-def _dense(s: Scope, x: str, c: MoeConfig) -> str:
-    value, index = _route(s, x, c)
-    chosen = s.op(
+def _dense(s: Scope, x: str, c: MoeConfig, chosen: Chosen) -> str:
+    value, index = chosen
+    each = s.op(
         "Mul", _one_hot(s, index, c.experts), s.op("Unsqueeze", value, s.ints(-1))
     )  # [B, S, k, E]
     share = s.op(
-        "Transpose", s.op("ReduceSum", chosen, s.ints(2), keepdims=0), perm=[0, 2, 1]
+        "Transpose", s.op("ReduceSum", each, s.ints(2), keepdims=0), perm=[0, 2, 1]
     )  # [B, E, S]
     y = _swiglu(s, s.op("Unsqueeze", x, s.ints(1)), _of_all(s, c), c)  # [B, E, S, H]
     return s.op(
@@ -292,8 +301,8 @@ def _dense(s: Scope, x: str, c: MoeConfig) -> str:
     )
 
 
-def _gathered(s: Scope, x: str, c: MoeConfig) -> str:
-    value, index = _route(s, x, c)
+def _gathered(s: Scope, x: str, c: MoeConfig, chosen: Chosen) -> str:
+    value, index = chosen
     stacks = _stacks(s, c)
     weights = tuple(s.op("Gather", w, index, axis=0) for w in stacks.weights)  # [B, S, k, ., .]
     biases = tuple(
@@ -306,9 +315,9 @@ def _gathered(s: Scope, x: str, c: MoeConfig) -> str:
     return s.op("ReduceSum", weighted, s.ints(2), keepdims=0)
 
 
-def _capacity(s: Scope, x: str, c: MoeConfig) -> str:
+def _capacity(s: Scope, x: str, c: MoeConfig, chosen: Chosen) -> str:
     places = math.ceil(c.top * c.seq * c.capacity / c.experts)
-    value, index = _route(s, x, c)
+    value, index = chosen
     choice = s.op(
         "Transpose", _one_hot(s, index, c.experts), perm=[0, 2, 1, 3]
     )  # [B, k, S, E]: first choices queue first

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from models_zoo.builder import Scope
 from models_zoo.layers import angles
 
@@ -45,15 +47,30 @@ def rotary(
     )  # [batch or 1, 1, S, R]
     cos, sin = s.op("Cos", both), s.op("Sin", both)
 
-    def rotate(to: Scope, x: str) -> str:
-        low, high = (
-            to.op("Slice", x, to.ints(a), to.ints(b), to.ints(-1))
-            for a, b in ((0, half), (half, turned))
-        )
-        swapped = to.op("Concat", to.op("Neg", high), low, axis=-1)
-        return to.op("Add", to.op("Mul", x, cos), to.op("Mul", swapped, sin))
+    return _part(lambda to, x: _turned(to, x, cos, sin, half), width, turned)
 
-    return _part(rotate, width, turned)
+
+def _turned(s: Scope, x: str, cos: str, sin: str, half: int) -> str:
+    """x cos + (its halves changed, the new first one negative) sin."""
+    low, high = (
+        s.op("Slice", x, s.ints(a), s.ints(b), s.ints(-1)) for a, b in ((0, half), (half, 2 * half))
+    )
+    swapped = s.op("Concat", s.op("Neg", high), low, axis=-1)
+    return s.op("Add", s.op("Mul", x, cos), s.op("Mul", swapped, sin))
+
+
+def proportional(s: Scope, at: Positions, theta: float, *, width: int, turned: int) -> Rotate:
+    """As `rotary` of all features, of which pairs beyond the first turned / 2 stand still (Gemma
+    4): feature i turns with feature i + width / 2."""
+    half, some = width // 2, turned // 2
+    place = s.op("Cast", at.index, to=1)
+    moving = angles(s, place, some, theta ** (some / half))
+    zeros = s.net.constant(np.zeros(half - some, np.float32))
+    still = s.op("Mul", s.op("Unsqueeze", place, s.ints(-1)), zeros)
+    angle = s.op("Concat", moving, still, axis=-1)
+    both = s.op("Unsqueeze", s.op("Concat", angle, angle, axis=-1), s.ints(0, 1))
+    cos, sin = s.op("Cos", both), s.op("Sin", both)
+    return lambda to, x: _turned(to, x, cos, sin, half)
 
 
 def _part(rotate: Rotate, width: int, turned: int) -> Rotate:

@@ -20,6 +20,7 @@ from planner.execution.shared_collectives import outside_blocks
 from planner.graph.ir import FLOATS, Graph
 from planner.ops import operator_of
 from planner.ops.base import tuple_text
+from planner.ops.lookup import starts_at_one
 from planner.pricing.bucketing import KINDS, kinds
 from planner.pricing.microbatch_overlap import launch_bytes
 from planner.sharding.layout import ISLAND, STAGE, Layout, group, padded
@@ -333,11 +334,8 @@ def labels_table(w: Writer) -> str:
 
 
 def initial_mean(graph: Graph, tensor: str) -> float:
-    """Scales of normalisations and variances start around one."""
-    for i, slot in graph.consumers.get(tensor, ()):
-        if slot in operator_of(graph.nodes[i].op).starts_at_one:
-            return 1.0
-    return 0.0
+    """Scales and variances start around one."""
+    return float(starts_at_one(graph, tensor))
 
 
 def _finer(w: Writer, plan: WeightPlan, shape: tuple[int, ...]) -> Layout:

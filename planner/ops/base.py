@@ -254,7 +254,7 @@ class Operator:
     words: Mapping[str, str] = field(default_factory=dict)
     """Factor -> a plain word for it."""
     starts_at_one: tuple[int, ...] = ()
-    """Operands whose fresh values are near 1: scales and variances."""
+    """Operands whose fresh values are near 1: scales and variances (`lookup.starts_at_one`)."""
     own_precision: tuple[int, ...] = ()
     """Operands that the kernel reads as precise as they are, whatever the others are."""
     passes_values: bool = False

@@ -34,6 +34,17 @@ def rule_of(node: Node, graph: Graph) -> tuple[Rule, str]:
     return Rule(operands, results, sizes, frozenset(sizes)), reason
 
 
+def starts_at_one(graph: Graph, name: str) -> bool:
+    """Whether a weight's fresh values are near 1: scales and variances of norms, and of what else
+    multiplies as it is the vectors and lone numbers."""
+    vector = sum(n > 1 for n in graph.tensors[name].shape) <= 1
+    readers = ((operator_of(graph.nodes[k].op), slot) for k, slot in graph.consumers.get(name, ()))
+    return any(
+        slot in operator.starts_at_one and (vector or operator.kind == "norm")
+        for operator, slot in readers
+    )
+
+
 def gradient_tensors(graph: Graph) -> frozenset[str]:
     """Tensors through which a gradient flows: downstream of a trainable weight and upstream of the
     (scalar, first) output."""

@@ -213,7 +213,15 @@ register(
         adds=(0,),
         passes_values=True,
     ),
-    Operator("Mul", _scaled, _text("({0} * {1})"), saves="in", fusible=True, gradient=bilinear),
+    Operator(
+        "Mul",
+        _scaled,
+        _text("({0} * {1})"),
+        saves="in",
+        fusible=True,
+        gradient=bilinear,
+        starts_at_one=(0, 1),
+    ),
     Operator("Div", _scaled, _div, saves="in", fusible=True, gradient=_division),
     Operator("Pow", _power, _pow, saves="in", fusible=True),
     Operator(

@@ -18,7 +18,7 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.graph.ir import DTYPE_BYTES, Graph, WeightRef
-from planner.ops import operator_of
+from planner.ops.lookup import starts_at_one
 from planner.reader.draft.draft import proto_array
 from planner.reader.draft.fold import numpy_dtype
 from planner.reader.draft.weight_transforms import transformed
@@ -126,10 +126,7 @@ def _external(ref: WeightRef, name: str, dtype: str, folder: Path | None) -> np.
 def _seeded(graph: Graph, name: str, seed: int) -> np.ndarray:
     tensor = graph.tensors[name]
     random = np.random.default_rng([seed, zlib.crc32(graph.labels[name].encode())])
-    near_one = any(
-        slot in operator_of(graph.nodes[k].op).starts_at_one
-        for k, slot in graph.consumers.get(name, ())
-    )
+    near_one = starts_at_one(graph, name)
     if not tensor.is_float:
         return np.zeros(tensor.shape, numpy_dtype(tensor.dtype))
     array = random.standard_normal(math.prod(tensor.shape), np.float32) * np.float32(

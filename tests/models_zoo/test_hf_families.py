@@ -463,8 +463,7 @@ def test_the_experts_of_gpt_oss_follow_their_definition() -> None:
     )
     for form in ("dense", "gathered", "capacity"):
         own = dataclasses.replace(c, form=form, capacity=5.0)  # type: ignore[arg-type]
-        write_ = {"dense": moe._dense, "gathered": moe._gathered, "capacity": moe._capacity}[form]
-        model = piece(lambda at, x: write_(at, x, own), {"x": (2, 7, 6)}, (2, 7, 6))  # noqa: B023
+        model = piece(lambda at, x: moe.mixture(at, x, own), {"x": (2, 7, 6)}, (2, 7, 6))  # noqa: B023
         feeds = inputs(model, 2)
         w = {k.removeprefix("part."): v for k, v in weights(model).items()}
         wanted = np.zeros((2, 7, 6))

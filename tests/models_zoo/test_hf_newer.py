@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import planner
-from models_zoo.hf_config import from_config
+from models_zoo.hf_config import _read, from_config
 from planner.errors import PlanError
 from planner.reader import read_model
 from planner.verify import worker
@@ -28,6 +28,21 @@ HUNYUAN: dict[str, Any] = {
     "head_dim": 128,
     "vocab_size": 128167,
     "tie_word_embeddings": True,
+}
+GEMMA_4_31B: dict[str, Any] = {
+    "model_type": "gemma4_text",
+    "attention_k_eq_v": True,
+    "final_logit_softcapping": 30.0,
+    "hidden_size": 5376,
+    "hidden_size_per_layer_input": 0,
+    "intermediate_size": 21504,
+    "max_position_embeddings": 262144,
+    "num_attention_heads": 32,
+    "num_global_key_value_heads": 4,
+    "num_hidden_layers": 60,
+    "num_key_value_heads": 16,
+    "sliding_window": 1024,
+    "use_bidirectional_attention": "vision",
 }
 PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
     (
@@ -52,6 +67,24 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
          "moe_intermediate_size": 3584, "moe_k": 8, "moe_num_shared_experts": 0,
          "moe_layer_start_index": 3, "tie_word_embeddings": False},
         299_484_163_264,
+    ),
+    ("gemma-4-31b", GEMMA_4_31B, 30_697_345_280 + 60),
+    (
+        "gemma-4-26b-a4b",
+        {**GEMMA_4_31B, "hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30,
+         "num_attention_heads": 16, "num_key_value_heads": 8, "num_global_key_value_heads": 2,
+         "enable_moe_block": True, "num_experts": 128, "moe_intermediate_size": 704,
+         "top_k_experts": 8},
+        25_233_141_760 + 30,
+    ),
+    (
+        "gemma-4-e2b",
+        {"model_type": "gemma4",
+         "text_config": {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35,
+                         "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+                         "num_key_value_heads": 1, "num_kv_shared_layers": 20,
+                         "use_double_wide_mlp": True, "final_logit_softcapping": 30.0}},
+        4_628_569_344 + 35,
     ),
     (
         "hunyuan-7b",
@@ -128,7 +161,7 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
     ),
 ]  # fmt: skip
 """Name, fields as published, parameters of transformers 5.24's own model of them (of InternLM 2 as
-its checkpoint has them), buffers of routers counted."""
+its checkpoint has them), buffers of routers, and Gemma 4's factor a layer, counted."""
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row[0])
@@ -152,6 +185,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "whisper", "scale_embedding": True}, "scale_embedding"),
     ({"model_type": "dots1"}, "n_routed_experts"),
     ({"model_type": "ernie4_5_moe", "moe_layer_end_index": 3}, "moe_layer_end_index"),
+    ({"model_type": "gemma4_text", "use_bidirectional_attention": "all"}, "bidirectional"),
+    ({"model_type": "gemma4_text", "layer_types": ["full_attention"]}, "30 words"),
+    ({"model_type": "gemma4_text", "enable_moe_block": True}, "num_experts"),
+    ({"model_type": "gemma4_text", "rope_parameters": 7}, "rope_parameters"),
+    ({"model_type": "gemma4_text", "rope_parameters": {"full_attention": 7}}, "rope_parameters"),
+    (
+        {"model_type": "gemma4_text",
+         "rope_parameters": {"full_attention": {"partial_rotary_factor": 2}}},
+        "up to 1",
+    ),
+    ({"model_type": "gemma4_text", "per_layer_config": {"0": {}}}, "per_layer_config"),
+    ({"model_type": "gemma4_text", "per_layer_config": []}, "per_layer_config"),
     ({"model_type": "gpt_bigcode", "multi_query": False}, "multi_query"),
     ({"model_type": "hunyuan_v1_moe", "moe_topk": [1, 2]}, "the same number for each layer"),
     ({"model_type": "hunyuan_v1_moe", "num_experts": []}, "the same number for each layer"),
@@ -174,7 +219,9 @@ def test_what_the_zoo_cannot_write_is_refused(
     assert caught.value.code == "P074" and what in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["dots1", "ernie4_5_moe", "hunyuan_v1_moe", "phimoe"])
+@pytest.mark.parametrize(
+    "kind", ["dots1", "ernie4_5_moe", "gemma4-experts", "hunyuan_v1_moe", "phimoe"]
+)
 def test_experts_are_read_as_routed_ones(kind: str, tmp_path: Path) -> None:
     for form in ("dense", "gathered"):
         model = from_config(write(tmp_path, CONFIGS[kind]), {"form": form})
@@ -198,6 +245,21 @@ def test_an_encoder_sees_no_padding(tmp_path: Path) -> None:
     close(first(model, feeds)[:, :12], before)
 
 
+def test_heads_of_two_widths_are_said_in_two_ways(tmp_path: Path) -> None:
+    older = {**CONFIGS["gemma4-experts"], "num_hidden_layers": 6}
+    newer = {k: v for k, v in older.items() if "global" not in k}
+    newer["per_layer_config"] = {"5": {"head_dim": 32, "num_key_value_heads": 2}}
+    assert _read(write(tmp_path, older))[1] == _read(write(tmp_path, newer))[1]
+
+
+def test_keys_are_lent_to_layers_of_the_kind(tmp_path: Path) -> None:
+    graph = read_model(from_config(write(tmp_path, CONFIGS["gemma4"]), {"seq": "16"}), batch=2)
+    keys = [node.inputs[1] for node in graph.nodes if node.op == "Attention"]
+    assert keys[4] == keys[3] and keys[5] == keys[2] and len(set(keys)) == 4
+    frozen = {graph.labels[name] for name in graph.weights if name not in graph.trainable}
+    assert frozen == {f"model.layers.{i}.layer_scalar" for i in range(6)}
+
+
 def test_that_training_draws_experts_is_said(tmp_path: Path) -> None:
     assert "training would draw them" in notes(from_config(write(tmp_path, CONFIGS["phimoe"])))
 
@@ -205,6 +267,8 @@ def test_that_training_draws_experts_is_said(tmp_path: Path) -> None:
 PROGRAMS = [
     ("bloom", "tp=2,dp=4", "shard_map"),
     ("bloom", "tp=2,dp=4", "jit"),
+    ("gemma4", "tp=2,dp=4", "shard_map"),
+    ("gemma4-experts", "expert=2,tp=2,dp=2", "shard_map"),
     ("gpt_bigcode", "tp=2,dp=4", "shard_map"),
     ("hunyuan_v1_moe", "expert=2,tp=2,dp=2", "shard_map"),
     ("modernbert", "tp=2,dp=4", "shard_map"),

@@ -253,8 +253,7 @@ def test_relative_position_buckets_follow_the_definition(both: bool) -> None:
 @pytest.mark.parametrize("form", ["dense", "gathered", "capacity"])
 def test_experts_follow_the_definition(form: str) -> None:
     c = moe.MoeConfig(1, 6, 1, 1, 10, 8, 7, experts=5, top=2, form=form, capacity=5.0)  # type: ignore[arg-type]
-    parts = {"dense": moe._dense, "gathered": moe._gathered, "capacity": moe._capacity}
-    model = piece(lambda at, x: parts[form](at, x, c), {"x": (2, 7, 6)}, (2, 7, 6))
+    model = piece(lambda at, x: moe.mixture(at, x, c), {"x": (2, 7, 6)}, (2, 7, 6))
     feeds, w = inputs(model, 2), weights(model)
     wanted = np.zeros((2, 7, 6))
     for place in np.ndindex(2, 7):

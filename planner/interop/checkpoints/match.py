@@ -166,7 +166,7 @@ def _fitted(
         turned = plain and _CONV1D.fullmatch(source) is not None
         flip = len(t.shape) > 1 and turned == sums_last
         take = (
-            Take(source, 0, *want.rows[:2], flip)
+            Take(source, want.axis, *want.rows[:2], flip)
             if want.rows
             else _rows_of(source, want, t, goal[0 if sums_last and len(goal) > 1 else -1], flip)
             if want.rows_of and goal

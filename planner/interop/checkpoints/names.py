@@ -133,11 +133,15 @@ _HEADS = re.compile(r"(.*\battn)\.([qkv])_proj\.(weight|bias)")
 _ROWS = re.compile(r"(.*\bself_attn)\.([qkv])_proj\.(weight|bias)")
 _HALVES = re.compile(r"(.*\bmlp)\.(gate|up)_proj\.(weight|bias)")
 _SHARED = re.compile(r"(.*\b)(?:mlp|block_sparse_moe\.shared_experts)\.(gate|up)_proj\.weight")
+_OF_LAYER = re.compile(
+    r"layers\.(\d+)\.((?:embed_tokens_per_layer|per_layer_model_projection)\.weight)"
+)
+"""Gemma 4: parts of what a checkpoint has once, of all layers."""
 _PARTS = re.compile(r"(.*\b)(in_proj|conv1d)\.(z|x|b|c|dt)\.(weight|bias)")
 _ORDERS = (("z", "x", "b", "c", "dt"), ("b", "c", "x"))
 """Rows of a state space's in_proj (its conv1d has the middle three), and of LFM2's."""
 _EXPERTS = re.compile(
-    r"(.*\b)(?:mlp|block_sparse_moe)\.experts\.(gate_proj|up_proj|down_proj|w1|w2|w3|gate_up_proj\.gate|gate_up_proj\.up)(?:\.weight)?"
+    r"(.*?\b)(?:(?:mlp|block_sparse_moe)\.)?experts\.(gate_proj|up_proj|down_proj|w1|w2|w3|gate_up_proj\.gate|gate_up_proj\.up)(?:\.weight)?"
 )
 _UNGATED = re.compile(r"(.*\bmixer\.experts)\.(up_proj|down_proj)\.weight")  # Nemotron-H
 _ROLES = {
@@ -154,13 +158,14 @@ _PROJECTIONS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 class Want:
     """A canonical name, and which of `parts` equal parts of its outputs; or whose rows they are, of
     queries, keys and values behind each other (keys and values are as many); or how many rows, from
-    which on, of how many (`rows`)."""
+    which on, of how many (`rows`), along dim `axis`."""
 
     name: str
     part: int = 0
     parts: int = 1
     rows_of: str = ""
     rows: tuple[int, int, int] | None = None
+    axis: int = 0
 
 
 def canonical(name: str) -> str:
@@ -183,6 +188,10 @@ def ways(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[Want
     yield [Want(name)]
     if part := _PARTS.fullmatch(name):
         yield from _rows_of_parts(part, shapes)
+    if own := _OF_LAYER.fullmatch(name):
+        alike = [n for n in shapes if _OF_LAYER.fullmatch(n) and n.endswith(own[2])]
+        part_rows = (int(own[1]) * shape[-1], shape[-1], len(alike) * shape[-1])
+        yield [Want(own[2], rows=part_rows, axis=int(own[2].startswith("embed")))]
     for pattern, to in _RENAMED:
         if pattern.fullmatch(name):
             yield [Want(pattern.sub(to, name))]
@@ -203,8 +212,8 @@ def ways(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[Want
         yield [Want(f"{shared[1]}shared_mlp.input_linear.weight", int(shared[2] == "up"), 2)]
     if (experts := _EXPERTS.fullmatch(name)) and len(shape) == 3:
         role = _ROLES.get(experts[2], experts[2])
-        for scope in ("block_sparse_moe", "mlp", "feed_forward"):
-            at = f"{experts[1]}{scope}.experts"
+        for scope in ("block_sparse_moe.", "mlp.", "feed_forward.", ""):
+            at = f"{experts[1]}{scope}experts"
             for word in (role, _PROJECTIONS[role]):
                 yield [Want(f"{at}.{e}.{word}.weight") for e in range(shape[0])]
             yield [
@@ -220,9 +229,9 @@ def ways(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[Want
             if role == "w2"
             else Want(f"{at}.input_linear.weight", int(role == "w3"), 2)
         ]
-    if (own := _UNGATED.fullmatch(name)) and len(shape) == 3:
-        yield [Want(f"{own[1]}.{e}.{own[2]}.weight") for e in range(shape[0])]
-        yield [Want(f"{own[1]}.{own[2]}")]
+    if (plain := _UNGATED.fullmatch(name)) and len(shape) == 3:
+        yield [Want(f"{plain[1]}.{e}.{plain[2]}.weight") for e in range(shape[0])]
+        yield [Want(f"{plain[1]}.{plain[2]}")]
     for other in ties(name):
         yield [Want(other)]
 
