@@ -185,7 +185,7 @@ def _wired(graph: Graph, first: int, period: int, repeats: int) -> _Wiring | str
 def _wiring(graph: Graph, first: int, period: int, repeats: int) -> _Wiring | str:
     """The wiring, or why repeats are put together differently."""
     block = _Repeats(graph, first, period, repeats)
-    why = block.read_operands() or block.stacked_elsewhere()
+    why = block.read_operands() or block.entering_twice() or block.stacked_elsewhere()
     if why:
         return why
     rows = block.results()
@@ -257,6 +257,13 @@ class _Repeats:
         if makers[1:] != self._in_repeats(entering, self.repeats - 1):
             return elsewhere
         return "" if self.enters.setdefault(entering, name) == name else elsewhere
+
+    def entering_twice(self) -> str:
+        """A tensor that a repeat hands on to the next, which all repeats read too, or that enters
+        in two places: in the block's function it would have one name for both."""
+        names = list(self.enters.values())
+        twice = next((n for n in names if n in self.shared or names.count(n) > 1), "")
+        return f"{twice} enters the first repeat in more than one place" if twice else ""
 
     def _in_repeats(self, place: tuple[int, int], repeats: int) -> list[tuple[int, int]]:
         """A result's places in so many repeats."""
