@@ -1,6 +1,6 @@
 """ONNX to `planner.graph.ir.Graph`: `read` a file, `read_model` a ModelProto.
 
-    file       load and check the file; external data is never opened
+    file       load and check the file; of external data tables alone are opened
     check      structure: single assignment, no cycles, functions counted before they are entered
     dims       every input dim becomes an integer
     lower      one pass over the nodes: canonical operators, shapes, constants folded on the way

@@ -271,6 +271,17 @@ def test_rotary(text: str) -> None:
     assert ops(graph) == ["RotaryEmbedding"] and graph.nodes[0].inputs == ("x", "cos", "sin")
 
 
+def test_rotary_under_autocast() -> None:
+    """Turned in half precision, multiplied in float32: the cast goes before both."""
+    text = (
+        "(float16[2,3,5,8] x) => (float[2,3,5,8] y) { f = Cast <to = 1> (x) a = Mul(f, cos) lo ="
+        " Slice(x, z, h, l) hi = Slice(x, h, n, l) m = Neg(hi) t = Concat <axis = -1> (m, lo) g ="
+        " Cast <to = 1> (t) c = Mul(g, sin) y = Add(a, c) }"
+    )
+    graph = same(model(text, **HALVES), {"x": rand(2, 3, 5, 8, dtype="float16")})
+    assert ops(graph) == ["Cast", "RotaryEmbedding"]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -481,6 +492,24 @@ def test_finite_masks_from_data_stay_additive() -> None:
     assert graph.tensors[node.inputs[3]].dtype == "float32" and "guard" not in node.attrs
 
 
+def test_a_guard_makes_the_lowest_number_a_mask() -> None:
+    """torch's exporter of 2.13 writes it for minus infinity, with the guard that torch's own
+    attention has: a query that sees no key gets zeros."""
+    text = (
+        "(float[2,4,6,8] q, float[2,4,6,8] k, float[2,4,6,8] v, bool[2,6] pad) => (float[2,4,6,8]"
+        f" y) {{ u = Unsqueeze(pad, axes) b = And(causal, u) f = Where(b, zero, lowest) {KT} s ="
+        " MatMul(q, t) m = Add(s, f) p = Softmax(m) i = IsNaN(p) g = Where(i, zero, p) y ="
+        " MatMul(g, v) }"
+    )
+    pad = np.ones((2, 6), bool)
+    pad[0, -2:] = False  # behind the sequence: every query sees a key
+    graph = same(model(text, axes=np.array([1, 2]), **C, **MASKS), {**FEEDS, "pad": pad})
+    node = one(graph, "Attention")
+    assert node.attrs["causal"] == 1 and node.attrs["guard"] == 1
+    assert graph.tensors[node.inputs[3]].shape == (2, 1, 1, 6)
+    assert "Where" not in ops(graph)
+
+
 @pytest.mark.parametrize(
     "mask",
     [
@@ -547,7 +576,7 @@ def test_projections_through_reshapes_and_transposes() -> None:
     assert len(graph.trainable) == 3
 
 
-@pytest.mark.parametrize("how", ["expand", "gather", "before_transpose"])
+@pytest.mark.parametrize("how", ["expand", "cast", "gather", "before_transpose"])
 def test_repeated_key_heads_go_in_unrepeated(how: str) -> None:
     arrays = {
         "two": np.array([2]),
@@ -561,6 +590,10 @@ def test_repeated_key_heads_go_in_unrepeated(how: str) -> None:
     shape = "2,6,2,8" if how == "before_transpose" else "2,2,6,8"
     one_side = {
         "expand": "{n}u = Unsqueeze({n}, two) {n}e = Expand({n}u, rep) {n}r = Reshape({n}e, join)",
+        "cast": (  # float16 numbers, as under autocast
+            "{n}h = Cast <to = 10> ({n}) {n}u = Unsqueeze({n}h, two) {n}e = Expand({n}u, rep)"
+            " {n}j = Reshape({n}e, join) {n}r = Cast <to = 1> ({n}j)"
+        ),
         "gather": "{n}r = Gather <axis = 1> ({n}, index)",
         "before_transpose": (
             "{n}u = Unsqueeze({n}, three) {n}e = Expand({n}u, rep2) {n}j = Reshape({n}e, join2)"

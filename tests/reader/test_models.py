@@ -151,7 +151,7 @@ EXPECTED = {
         {"RMSNormalization": 5, "RotaryEmbedding": 4, "RoutedExperts": 2},
     ),
     "torch_gpt2_small_static_dynamo.onnx": (12, 0, 12, {"LayerNormalization": 25, "Gelu": 12}),
-    "torch_gpt2_tiny_dynamo.onnx": (2, 0, 4, {"LayerNormalization": 5, "Gelu": 2}),
+    "torch_gpt2_tiny_dynamo.onnx": (2, 1, 4, {"LayerNormalization": 5, "Gelu": 2}),
     "torch_bert_base_dynamo.onnx": (12, 0, 12, {"LayerNormalization": 25, "Gelu": 12}),
     "torch_bert_tiny_legacy17.onnx": (2, 0, 4, {"LayerNormalization": 5, "Gelu": 2}),
     "torch_t5_tiny_legacy17.onnx": (6, 0, 4, {"RMSNormalization": 12}),
@@ -173,7 +173,9 @@ def test_patterns_are_recognised(name: str) -> None:
     count, causal, heads, others = EXPECTED[name]
     found = [n for n in graph.nodes if n.op == "Attention"]
     assert len(found) == count
-    assert all(n.attrs["causal"] == causal and (len(n.inputs) == 3 or not causal) for n in found)
+    assert all(n.attrs["causal"] == causal for n in found)
+    masks = [graph.tensors[n.inputs[3]].shape for n in found if causal and len(n.inputs) > 3]
+    assert all(shape[1:3] == (1, 1) for shape in masks)  # of keys alone: padding
     assert all(graph.tensors[n.inputs[1]].shape[1] == heads for n in found if heads)
     for op, many in others.items():
         assert sum(n.op == op for n in graph.nodes) == many, op

@@ -188,7 +188,7 @@ def rotaries(find: Finder) -> None:
 
 def _rotary(find: Finder, root: Op, plain: Op, turned: Op) -> bool:
     for t, sin in (turned.inputs, turned.inputs[::-1]):
-        half = _rotated(find, t)
+        half = _rotated(find, t) or _rotated_before_cast(find, t, plain)
         if half is None:
             continue
         x, inside = half
@@ -200,6 +200,20 @@ def _rotary(find: Finder, root: Op, plain: Op, turned: Op) -> bool:
             find.fuse(root, inside, "RotaryEmbedding", [x, cos, sin], {})
             return True
     return False
+
+
+def _rotated_before_cast(find: Finder, name: str, plain: Op) -> tuple[str, list[Op]] | None:
+    """The same where x was turned first and both were cast then, as under autocast: the cast of x
+    that the other product reads stands for x."""
+    cast = find.maker(name, "Cast")
+    half = _rotated(find, cast.inputs[0]) if cast is not None else None
+    if cast is None or half is None:
+        return None
+    for x in plain.inputs:
+        own = find.maker(x, "Cast")
+        if own is not None and own.inputs[0] == half[0] and own.attrs == cast.attrs:
+            return x, [*half[1], cast]
+    return None
 
 
 def _rotated(find: Finder, name: str) -> tuple[str, list[Op]] | None:

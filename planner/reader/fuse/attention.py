@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from planner.graph.findings import Finding
-from planner.reader.draft.draft import Op
-from planner.reader.fuse.masks import MASKED, Masks, without_positions
+from planner.reader.draft.draft import Draft, Op
+from planner.reader.fuse.masks import LOWEST, MASKED, Masks, without_positions
 from planner.reader.fuse.matcher import Finder
 from planner.reader.fuse.segments import conjunction, segments_of
 
@@ -518,8 +518,8 @@ def _simplify_mask(find: Finder, masks: Masks, op: Op, place: Op | None = None) 
                 del op.inputs[3:]
                 op.attrs.pop("guard", None)
                 return
-            if low == -math.inf:
-                mask = where.inputs[0]
+            if low == -math.inf or (op.attrs.get("guard") and low <= _lowest(draft, mask)):
+                mask = where.inputs[0]  # the guard says what a query that sees no key gets
     if draft.dtype(mask) == "bool":
         mask = _reduce_conjunction(find, masks, op, mask, s, t, place or op)
     while mask and (expand := find.maker(mask, "Expand")) is not None:
@@ -530,6 +530,11 @@ def _simplify_mask(find: Finder, masks: Masks, op: Op, place: Op | None = None) 
         find.readers.setdefault(mask, []).append(op)
     else:
         op.attrs.pop("guard", None)
+
+
+def _lowest(draft: Draft, mask: str) -> float:
+    """What hides a key for good in a mask of this type."""
+    return LOWEST.get(draft.dtype(mask), -math.inf)
 
 
 def _reduce_conjunction(
@@ -560,7 +565,7 @@ def repeated_heads(find: Finder) -> None:
 
 def _own_heads(find: Finder, op: Op, *, slots: tuple[int, int], axis: int) -> None:
     """Operands of four dims, heads in the one named."""
-    found = [_unrepeated(find, op.inputs[slot], axis) for slot in slots]
+    found = [_unrepeated(find, _before_cast(find, op.inputs[slot]), axis) for slot in slots]
     if found[0] is None or found[1] is None or found[0][1] != found[1][1]:
         return
     heads = found[0][1]
@@ -572,9 +577,19 @@ def _own_heads(find: Finder, op: Op, *, slots: tuple[int, int], axis: int) -> No
         if swapped:
             shape[1], shape[2] = shape[2], shape[1]
         x = find.insert(op, "Reshape", [source], shape=tuple(shape))
+        dtype = find.draft.dtype(op.inputs[slot])
+        if find.draft.dtype(x) != dtype:
+            x = find.insert(op, "Cast", [x], {"to": dtype})
         op.inputs[slot] = (
             find.insert(op, "Transpose", [x], {"perm": (0, 2, 1, 3)}) if swapped else x
         )
+
+
+def _before_cast(find: Finder, name: str) -> str:
+    """What a tensor was cast from, as under autocast, if it was: repeated numbers may be cast
+    before they are repeated."""
+    cast = find.maker(name, "Cast")
+    return name if cast is None else cast.inputs[0]
 
 
 def _unrepeated(find: Finder, name: str, axis: int) -> tuple[str, int, bool] | None:

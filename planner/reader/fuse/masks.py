@@ -21,6 +21,9 @@ from planner.reader.draft.shapes import ARITHMETIC, COMPARE, LOGIC
 MOST = 1 << 26
 MASKED = -6e4
 """A score this low or lower counts as masked: the lowest float16 is -65504."""
+LOWEST = {"float16": -65504.0, "bfloat16": -3.3895e38, "float32": -3.4028e38}
+"""About the lowest number of each type, which exporters write for one that hides a key where torch
+has minus infinity."""
 _POINTWISE = ARITHMETIC | COMPARE | LOGIC | {"Where", "Cast", "Not", "Neg", "Abs"}
 
 

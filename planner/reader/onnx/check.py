@@ -17,7 +17,9 @@ from planner.errors import PlanError
 from planner.graph.ir import WeightRef
 from planner.reader.draft.shapes import Type
 from planner.reader.onnx.file import check_model
+from planner.reader.onnx.records import Records
 from planner.reader.onnx.statement import Statement
+from planner.reader.onnx.tables import Tables
 from planner.reader.onnx.tensors import check_tensor
 
 
@@ -171,24 +173,25 @@ def check_graph(graph: Any) -> list[Statement]:
 @dataclass(frozen=True)
 class Checked:
     """A ModelProto that was checked, and what of it is the same at every batch: its functions by
-    (domain, name, overload), the nodes of its graph in dependency order and its initializers."""
+    (domain, name, overload), the nodes of its graph in dependency order, its initializers, and what
+    opens their data."""
 
     model: Any
     functions: Mapping[tuple[str, str, str], Any]
     nodes: Sequence[Statement]
     initializers: Sequence[tuple[str, Type, WeightRef]]
+    tables: Tables
 
     @classmethod
     def of(cls, model: Any, folder: Path | None) -> Checked:
         """folder: where its external data would be; None: nowhere. Raises PlanError."""
         check_model(model, model.graph.name or "model")
         functions, nodes = check_functions(model), check_graph(model.graph)
-        return cls(
-            model,
-            functions,
-            nodes,
-            [(t.name, *check_tensor(t, t.name, folder)) for t in model.graph.initializer],
-        )
+        tables, initializers = Tables(folder, Records.of(model.graph)), []
+        for tensor in model.graph.initializer:
+            type_, ref = check_tensor(tensor, tensor.name, folder)
+            initializers.append((tensor.name, type_, tables.opened(tensor.name, type_, ref)))
+        return cls(model, functions, nodes, initializers, tables)
 
 
 MAX_INLINED = 250_000

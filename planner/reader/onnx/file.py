@@ -1,5 +1,5 @@
-"""A path to a checked ModelProto. External data stays closed; a file that protobuf cannot hold is
-refused by size."""
+"""A path to a checked ModelProto. External data is not opened here; a file that protobuf cannot
+hold is refused by size."""
 
 from __future__ import annotations
 

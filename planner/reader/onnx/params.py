@@ -328,7 +328,8 @@ def _origin(draft: Draft, name: str) -> tuple[str, bool]:
 
 def _made_up(draft: Draft, leaf: str, kind: str) -> bool:
     """True for the ones and zeros an exporter writes for a norm without affine parameters."""
-    return bool(_MADE_UP.search(leaf)) and draft.splat(leaf) == (1.0 if kind == "scale" else 0.0)
+    named_by_exporter = bool(_MADE_UP.search(leaf)) and leaf not in draft.records.computed
+    return named_by_exporter and draft.splat(leaf) == (1.0 if kind == "scale" else 0.0)
 
 
 def resolve_ties(draft: Draft) -> list[Use]:

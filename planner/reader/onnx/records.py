@@ -14,6 +14,7 @@ from typing import Any
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
+PARAMETER = "PARAMETER"
 _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 _LEARNED = re.compile(
     r"(weight|bias)(_[gv]|_orig)?|original\d|(\w*_)?(cls|class|dist|distillation|mask|register|reg|query|prompt|storage|latent)_?tokens?|class_embedding|image_newline"
@@ -32,11 +33,12 @@ of such operations."""
 
 @dataclass
 class Records:
-    """kinds: initializer -> PARAMETER, BUFFER, ..; folded: constant -> the learned initializers
-    that it was computed from."""
+    """kinds: initializer -> PARAMETER, BUFFER, ..; computed: constants that were computed from
+    learned initializers; folded: those of them whose initializers are gone -> these."""
 
     kinds: dict[str, str] = field(default_factory=dict)
     folded: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    computed: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, graph: Any) -> Records:
@@ -51,16 +53,19 @@ class Records:
                     origins[value.name] = [a or b for a, b in _QUOTED.findall(entry.value)]
         stored = {tensor.name for tensor in graph.initializer}
         for name, parts in origins.items():
-            learned = tuple(p for p in parts if p not in stored and found.learned(p))
-            if learned and name in stored:
-                found.folded[name] = learned
+            learned = [p for p in parts if found.learned(p)]
+            lost = tuple(p for p in learned if p not in stored)
+            if learned:
+                found.computed.add(name)
+            if lost and name in stored:
+                found.folded[name] = lost
         return found
 
     def learned(self, name: str) -> bool:
         """Whether a leaf is a parameter by its record, or by its name where it has none."""
         kind = self.kinds.get(name)
         if kind is not None:
-            return kind == "PARAMETER"
+            return kind == PARAMETER
         return (
             "/" not in name
             and ":" not in name
@@ -76,7 +81,7 @@ class Records:
 
     def buffer(self, name: str) -> bool:
         """Whether the file says that a leaf is no parameter."""
-        return self.kinds.get(name, "PARAMETER") != "PARAMETER"
+        return self.kinds.get(name, PARAMETER) != PARAMETER
 
     def view_of(self, name: str) -> str:
         """The one parameter that a constant holds rows or copies of, '' where it is none or was

@@ -21,6 +21,7 @@ from planner.reader.lower.table import TABLE
 from planner.reader.onnx.check import Checked
 from planner.reader.onnx.dims import Bound, bind
 from planner.reader.onnx.records import Records
+from planner.reader.onnx.tables import Tables
 from planner.reader.onnx.tensors import check_tensor, input_type
 
 SHOWN = 3
@@ -63,7 +64,7 @@ def start(
     if bound.guided:
         lowering.guide = Guide(draft, bound.lowered or 1)
     for stored in checked.initializers:
-        _add_stored(lowering, frame, bound, *stored)
+        _add_stored(lowering, frame, bound, checked.tables, *stored)
     for sparse in graph.sparse_initializer:
         _add_sparse(lowering, frame, sparse, folder)
     _refuse_outputs(graph)
@@ -157,25 +158,32 @@ def _otherwise(declared: Mapping[str, Type], draft: Draft, frame: Frame) -> str:
 
 
 def _add_stored(
-    lowering: Lowering, frame: Frame, bound: Bound, name: str, type_: Type, ref: WeightRef
+    lowering: Lowering,
+    frame: Frame,
+    bound: Bound,
+    tables: Tables,
+    name: str,
+    type_: Type,
+    ref: WeightRef,
 ) -> None:
     """An initializer; one that the exporter made of a parameter's rows is that parameter, and
     copies for the samples of a batch are one again."""
     draft, (shape, dtype) = lowering.draft, type_
     origin = draft.records.view_of(name)
-    if not origin or ref.kind != "inline" or dtype not in FLOATS:
+    if not origin or ref.kind == "absent" or dtype not in FLOATS:
         lowering.add_leaf(frame, name, type_, ref)
         return
     made = draft.fresh(origin)
     if len(shape) > 2 and shape[0] == bound.exported != 1:
-        array = proto_array(ref.proto)
+        outside = ref.kind == "external"
+        array = tables.numbers(name, type_, ref) if outside else proto_array(ref.proto)
+        if array is None:  # nobody knows whether these are copies
+            lowering.add_leaf(frame, name, type_, ref)
+            return
         if bool((array == array[:1]).all()):
-            lowering.add_ref(
-                made,
-                (1, *shape[1:]),
-                dtype,
-                replace(ref, transform=(*ref.transform, ("slice", (0, 0, 1, 1)))),
-            )
+            flat = (("reshape", shape),) if outside else ()
+            steps = (*ref.transform, *flat, ("slice", (0, 0, 1, 1)))
+            lowering.add_ref(made, (1, *shape[1:]), dtype, replace(ref, transform=steps))
             frame.env[name] = draft.add("Expand", [made], out=name, shape=shape)
             return
     lowering.add_ref(made, shape, dtype, ref)
