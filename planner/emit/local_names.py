@@ -210,8 +210,8 @@ class _Scope:
                 taken = frozenset({*fixed, *names.values()} & _names(statement, names))
                 yield from _Scope(statement, self.told, taken, names).edits()
                 continue
-            for node in ast.walk(statement):
-                if isinstance(node, ast.Name) and node.id in names:
+            for node in _own_names(statement):
+                if node.id in names:
                     yield node.lineno, node.col_offset, node.id, names[node.id]
 
     def _fixed(self) -> tuple[frozenset[str], frozenset[str]]:
@@ -246,6 +246,18 @@ class _Scope:
                         found[0],
                         own[found[0]],
                     )
+
+
+def _own_names(node: ast.AST, hidden: frozenset[str] = frozenset()) -> Iterator[ast.Name]:
+    """Names in a statement but for those that a lambda's arguments hide: an argument may be called
+    as a variable around it is."""
+    if isinstance(node, ast.Name):
+        if node.id not in hidden:
+            yield node
+        return
+    hidden |= _bound(node) if isinstance(node, ast.Lambda) else frozenset()
+    for child in ast.iter_child_nodes(node):
+        yield from _own_names(child, hidden)
 
 
 def _bound(node: ast.AST) -> frozenset[str]:

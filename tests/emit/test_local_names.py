@@ -60,6 +60,10 @@ TOLD = {f"t{i}": stem for i, stem in enumerate(["h", "h", "h", "x", "sum", "w", 
             "def f(t3):\n    t3b = g(lambda x: x)(t3)\n    return t3b",
             "def f(x):\n    t3b = g(lambda x: x)(x)\n    return t3b",
         ),
+        (  # a lambda's argument may be called as a variable around it
+            "def f(t0, t3):\n    t1 = g(lambda t3: t3 + 1)(t0)\n    return t1 + t3",
+            "def f(h, x):\n    h = g(lambda t3: t3 + 1)(h)\n    return h + x",
+        ),
         (  # a function inside reads later what it names
             "def f(t0):\n    def g(t1):\n        return t1 + t0\n    t2 = g(t0)\n    return g(t2)",
             "def f(h):\n    def g(h2):\n        return h2 + h\n    h2 = g(h)\n    return g(h2)",

@@ -271,6 +271,7 @@ PROGRAMS = [
     ("gemma4-experts", "expert=2,tp=2,dp=2", "shard_map"),
     ("gpt_bigcode", "tp=2,dp=4", "shard_map"),
     ("hunyuan_v1_moe", "expert=2,tp=2,dp=2", "shard_map"),
+    ("hunyuan_v1_moe", "expert=2,tp=2,dp=2", "jit"),
     ("modernbert", "tp=2,dp=4", "shard_map"),
     ("mpt", "tp=2,dp=4", "jit"),
     ("olmo", "tp=2,dp=4", "shard_map"),
