@@ -25,7 +25,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from planner.solvers.exact.passes import Group, fill, read_back, shifted, steps_of
+from planner.solvers.exact.passes import Group, Sent, alike, fill, read_back, shifted, steps_of
 from planner.solvers.model import INF_INT, Model
 
 SMALL = 4096
@@ -157,6 +157,7 @@ class Tree:
     ]
     shape: list[tuple[int, ...]]
     groups: list[Group]  # what each table is the sum of, in the order of elimination
+    kinds: list[int | None]  # of `alike`
     roots: list[int]  # buckets that send to none
     parts: dict[int, list[int]] = field(
         default_factory=dict
@@ -186,9 +187,9 @@ class Tree:
         The value is +inf (or >= INF_INT) when every choice is forbidden; the choice is then
         meaningless.
         """
-        tables, messages = self._lend(), self._no_messages()
-        fill(self.groups, tables, self.base, unary, messages)
-        value = self._sum(messages)
+        tables, sent = self._lend(), Sent(len(self.shape))
+        fill(self.groups, self.kinds, tables, self.base, unary, sent)
+        value = self._sum(sent.messages)
         return value, self.decode(tables), tables
 
     def _lend(self) -> list[np.ndarray]:
@@ -214,11 +215,11 @@ class Tree:
         its variable tells.
         """
         offset, least = self.model.offset.tolist(), np.full(len(unary), np.inf)
-        tables, messages = self._lend(), self._no_messages()
-        fill(self.groups, tables, self.base, unary, messages, keep=True)
-        value = self._sum(messages)
+        tables, sent = self._lend(), Sent(len(self.shape))
+        fill(self.groups, self.kinds, tables, self.base, unary, sent, keep=True)
+        value = self._sum(sent.messages)
         if np.isfinite(value):
-            for v, told in read_back(self.groups, tables, messages, value):
+            for v, told in read_back(self.groups, tables, sent.messages, value):
                 least[offset[v] : offset[v + 1]] = np.maximum.reduce(told)
         return value, least
 
@@ -229,12 +230,12 @@ class Tree:
         which on none is needed.
         """
         best, shift, told, step = -np.inf, self.shift, dict[int, np.ndarray](), STEP
-        tables, messages, groups = self._lend(), self._no_messages(), self.groups
-        above = self._above_parts()
+        tables, sent, groups, kinds = self._lend(), Sent(len(self.shape)), self.groups, self.kinds
+        above, kinds_above = self._above_parts()
         for left in reversed(range(PASSES)):
-            fill(groups, tables, self.base, unary, messages, shift, keep=True)
-            groups = above  # no other table is another under other shifts
-            value = self._sum(messages)
+            fill(groups, kinds, tables, self.base, unary, sent, shift, keep=True)
+            groups, kinds = above, kinds_above  # no other table is another under other shifts
+            value = self._sum(sent.messages)
             gain = value - best
             if gain > 0:
                 best, self.shift = value, shift
@@ -244,30 +245,29 @@ class Tree:
             if close or not left:
                 break
             if gain > 0:
-                read = read_back(above, tables, messages, value)
+                read = read_back(above, tables, sent.messages, value)
                 told = {v: np.stack(by_part) for v, by_part in read if len(by_part) > 1}
             shift = {v: shifted(costs, step, self.shift.get(v)) for v, costs in told.items()}
         return best
 
-    def _no_messages(self) -> list[np.ndarray | None]:
-        return [None] * len(self.shape)
-
-    def _above_parts(self) -> list[Group]:
-        """The variables that were split, and those whose tables take what these send."""
+    def _above_parts(self) -> tuple[list[Group], list[int | None]]:
+        """The variables that were split, and those whose tables take what these send; their
+        kinds."""
         inside: set[int] = set()
-        found = []
-        for v, steps in self.groups:
+        found: list[Group] = []
+        kinds = []
+        for (v, steps), kind in zip(self.groups, self.kinds, strict=True):
             if len(steps) > 1 or any(c in inside for c, _ in steps[0].children):
                 inside.update(step.bucket for step in steps)
                 found.append((v, steps))
-        return found
+                kinds.append(kind)
+        return found, kinds
 
     def with_pairs(self, pairs: dict[tuple[int, int], np.ndarray]) -> Tree:
         """The same elimination with other tables of the same pairs."""
         model = replace(self.model, pairs=pairs)
-        return replace(
-            self, model=model, base=_bases(model, self.home, self.scope, self.integer), tables=[]
-        )
+        base = _bases(model, self.home, self.scope, self.integer)
+        return replace(self, model=model, base=base, kinds=alike(self.groups, base), tables=[])
 
     def decode(self, tables: list[np.ndarray]) -> np.ndarray:
         """The choice that reads each table's first minimum, last eliminated node first. [nodes]"""
@@ -345,6 +345,7 @@ def assembled(
         base,
         shape,
         groups,
+        alike(groups, base),
         roots,
         parts or {},
         integer=integer,

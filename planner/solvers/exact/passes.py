@@ -4,11 +4,17 @@ parents to children.
 A search fills the tables of one tree many times under other costs, so what each table is the sum
 of is worked out once per tree (`Step`). Where variables were split
 (`planner.solvers.exact.minibucket`) costs are levelled between their parts as tables are filled.
+
+Models repeat layers, and tables repeat with them: which variables have tables made of equal parts
+is worked out once per tree (`alike`), and a table whose own costs and messages are also those of
+another is not summed again.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +45,15 @@ class Step(NamedTuple):
 
 Group = tuple[int, tuple[Step, ...]]
 """A variable and the steps of all its buckets."""
+
+
+class Sent:
+    """What the buckets of a tree send in one run."""
+
+    def __init__(self, buckets: int) -> None:
+        self.messages: list[np.ndarray | None] = [None] * buckets
+        self.first = list(range(buckets))
+        """As each bucket the one that sent an equal message first."""
 
 
 def steps_of(
@@ -83,6 +98,29 @@ def steps_of(
     return found
 
 
+def alike(groups: Sequence[Group], base: Sequence[Sequence[np.ndarray]]) -> list[int | None]:
+    """Of each group a number that it shares with those whose tables are sums of equal pair tables
+    and of messages of such groups, in the same axes; None of a group that is like no other."""
+    number: dict[tuple[object, ...], int] = {}
+    content: dict[tuple[object, ...], int] = {}
+    of_bucket: dict[int, tuple[int, int]] = {}
+    found = []
+    for _, steps in groups:
+        key = []
+        for bucket, own, children, in_place, _, _ in steps:
+            pairs = tuple(
+                content.setdefault((t.shape, blake2b(t.tobytes()).digest()), len(content))
+                for t in base[bucket]
+            )
+            sent = tuple((of_bucket[c], shape) for c, shape in children)
+            key.append((pairs, sent, own and own[2], in_place))
+        kind = number.setdefault(tuple(key), len(number))
+        of_bucket.update((step.bucket, (kind, k)) for k, step in enumerate(steps))
+        found.append(kind)
+    count = Counter(found)
+    return [kind if count[kind] > 1 else None for kind in found]
+
+
 def _in_place(
     shape: tuple[int, ...], summands: Sequence[tuple[int, ...]]
 ) -> tuple[bool, ...] | None:
@@ -99,39 +137,69 @@ def _in_place(
 
 
 def fill(
-    groups: Iterable[Group],
+    groups: Sequence[Group],
+    kinds: Sequence[int | None],
     tables: Sequence[np.ndarray],
     base: Sequence[Sequence[np.ndarray]],
     unary: np.ndarray,
-    messages: list[np.ndarray | None],
+    sent: Sent,
     shift: Mapping[int, np.ndarray] | None = None,
     keep: bool = False,
 ) -> None:
-    """Fill the tables of these variables and write what they send into `messages`, which has what
-    all other children sent. shift: per variable that was split the costs that its parts have more
-    than they are levelled to [parts, strategies]; keep: messages stay where they were read."""
-    add, least = np.add, np.minimum.reduce
-    for v, steps in groups:
-        for bucket, own, children, in_place, _, _ in steps:
-            table, (first, *others) = tables[bucket], base[bucket]
-            if own is not None:
-                others.insert(0, unary[own[0] : own[1]].reshape(own[2]))
-            others += [messages[c].reshape(shape) for c, shape in children]  # type: ignore[union-attr]
-            if table.dtype == np.int64 or in_place is not None:
-                _add_up(table, first, others, in_place)
-            elif others:
-                add(first, others[0], out=table)
-                for part in others[1:]:
-                    add(table, part, out=table)
-            else:
-                table[...] = first
-            if not keep:
-                for c, _ in children:
-                    messages[c] = None
-        if len(steps) > 1:
-            _level([tables[step.bucket] for step in steps], (shift or {}).get(v))
-        for step in steps:
-            messages[step.bucket] = least(tables[step.bucket], axis=0)
+    """Fill the tables of these variables and write what they send into `sent`, which has what all
+    other children sent. kinds: of `alike`; shift: per variable that was split the costs that its
+    parts have more than they are levelled to [parts, strategies]; keep: messages stay where they
+    were read.
+    """
+    messages, first = sent.messages, sent.first
+    filled: dict[tuple[object, ...], tuple[Step, ...]] = {}
+    keep = keep or any(kind is not None for kind in kinds)
+    for (v, steps), kind in zip(groups, kinds, strict=True):
+        more = (shift or {}).get(v) if len(steps) > 1 else None
+        like = steps
+        if kind is not None:
+            own = steps[0].own or (0, 0, ())
+            costs = unary[own[0] : own[1]].tobytes(), None if more is None else more.tobytes()
+            children = tuple(first[c] for step in steps for c, _ in step.children)
+            like = filled.setdefault((kind, costs, children), steps)
+        if like is steps:
+            for step in steps:
+                _fill_one(step, tables[step.bucket], base[step.bucket], unary, messages)
+                if not keep:
+                    for c, _ in step.children:
+                        messages[c] = None
+            if len(steps) > 1:
+                _level([tables[step.bucket] for step in steps], more)
+            for step in steps:
+                messages[step.bucket] = np.minimum.reduce(tables[step.bucket], axis=0)
+        else:
+            for step, other in zip(steps, like, strict=True):
+                tables[step.bucket][...] = tables[other.bucket]
+                messages[step.bucket] = messages[other.bucket]
+        for step, other in zip(steps, like, strict=True):
+            first[step.bucket] = other.bucket
+
+
+def _fill_one(
+    step: Step,
+    table: np.ndarray,
+    base: Sequence[np.ndarray],
+    unary: np.ndarray,
+    messages: Sequence[np.ndarray | None],
+) -> None:
+    """Add up one table: its pair tables, its variable's own costs, what its children sent."""
+    add, (first, *others) = np.add, base
+    if step.own is not None:
+        others.insert(0, unary[step.own[0] : step.own[1]].reshape(step.own[2]))
+    others += [messages[c].reshape(shape) for c, shape in step.children]  # type: ignore[union-attr]
+    if table.dtype == np.int64 or step.in_place is not None:
+        _add_up(table, first, others, step.in_place)
+    elif others:
+        add(first, others[0], out=table)
+        for part in others[1:]:
+            add(table, part, out=table)
+    else:
+        table[...] = first
 
 
 def _add_up(
