@@ -52,8 +52,8 @@ def names_there(graph: Graph, runs: Runs) -> tuple[str, ...]:
 
 def kept_by_name(flow: Flow) -> Mapping[str, str]:
     """Tensor of a first repeat that recomputed blocks save under the plan -> its name. Not what
-    gated units make again, nor what comes from a kernel that exchanges pieces with other devices:
-    its backward pass needs more of its forward pass than the result."""
+    gated units make again, nor what comes from a kernel that exchanges pieces with other devices,
+    where its backward pass needs more of its forward pass than what the kernel itself names."""
     asked = frozenset(saved_names(flow.plan.recompute))
     if not asked or not flow.training:
         return {}
@@ -62,7 +62,7 @@ def kept_by_name(flow: Flow) -> Mapping[str, str]:
     return {
         tensor: name
         for tensor, name in block_values(graph, plan.repeated_blocks).items()
-        if name in asked and tensor not in inside and not exchanges(flow, graph.producer[tensor])
+        if name in asked and tensor not in inside and is_saved_whole(flow, graph.producer[tensor])
     }
 
 
@@ -77,9 +77,13 @@ def settles(step: ReshardStep) -> bool:
     return step.forward in ("all-reduce", "reduce-scatter")
 
 
-def exchanges(flow: Flow, i: int) -> bool:
-    """Whether the kernel of a node runs collectives itself."""
-    return any(inner.axes(flow.split(i), flow.plan.order) for inner in flow.rules[i].inner)
+def is_saved_whole(flow: Flow, i: int) -> bool:
+    """Whether the backward pass of a node needs no more of its kernel than what is saved by name:
+    the kernel names it, or runs no collectives itself."""
+    names_itself = operator_of(flow.graph.nodes[i].op).names_itself
+    return names_itself or not any(
+        inner.axes(flow.split(i), flow.plan.order) for inner in flow.rules[i].inner
+    )
 
 
 @dataclass(frozen=True)

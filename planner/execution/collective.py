@@ -49,6 +49,8 @@ class CollectiveUse:
     assigned to pipeline stages"""
     inside: bool = False
     """whether it runs inside a kernel"""
+    halved: bool = False
+    """whether it brings halves of a device's positions in the order of a balanced ring, or back"""
     looped: bool = False
     """of a weight under ZeRO stage 3: whether it runs in a loop over repeated blocks, or waits for
     nothing while one does"""
@@ -287,6 +289,7 @@ def kernel_collectives(
                     what=node.id,
                     place=place,
                     inside=True,
+                    halved=inner.of.halved,
                 )
 
 

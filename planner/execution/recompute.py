@@ -31,7 +31,7 @@ from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow
 from planner.execution.odd_heads import wide_nodes
 from planner.execution.save_policies import is_named
-from planner.graph.ir import Graph
+from planner.graph.ir import Graph, Node
 from planner.ops import operator_of
 from planner.ops.control import inner_gradients, region, trips
 from planner.ops.cost import Dots, Product
@@ -91,7 +91,8 @@ def find_recomputed(
         need = reads(graph.nodes[i], flow.grad)
         for slot in need.in_order:
             want(i, slot)
-        if (need.inside or (need.slots and _exchanges(flow, i))) and mode != "part":
+        inside = need.inside or (need.slots and _exchanges(flow, i))
+        if inside and mode != "part" and not _is_named_whole(graph.nodes[i], named):
             recomputed.nodes.setdefault(i, False)
     while queue:
         name, path = queue.pop()
@@ -108,14 +109,18 @@ def find_recomputed(
         local = name in producer or name in arguments or name in graph.weights
         if mode == "part" or not local:
             continue
-        kept = name in named
-        end = _saved_at(path, kept, mode == "keep")
+        end = _saved_at(path, kept := name in named, mode == "keep")
         recomputed.steps.update(dict.fromkeys(_beginnings(name, path)[: len(path) - end]))
         if end or (kept and name in producer):
             recomputed.saved[name, path[:end]] = None
         elif name in producer:
             compute(producer[name])
     return recomputed
+
+
+def _is_named_whole(node: Node, named: Collection[str]) -> bool:
+    """Whether all that the backward pass needs of a node's kernel is saved by name."""
+    return operator_of(node.op).names_itself and all(o in named for o in node.outputs if o)
 
 
 def _saved_at(path: tuple[ReshardStep, ...], named: bool, collectives: bool) -> int:

@@ -101,8 +101,8 @@ def _ring(rule: Rule, reach: int) -> tuple[KernelCollective, ...]:
 
 def _halves(rule: Rule) -> tuple[KernelCollective, ...]:
     """What devices exchange on entering and on leaving a balanced ring: half of queries, keys and
-    values, and of the result on its way back; in the backward pass of all of these and of the
-    gradients of the first three."""
+    values, and of the result on its way back; in the backward pass of all of these, of the result's
+    gradient, and of the gradients of the first three."""
 
     def half(dims: tuple[Dim, ...], forward: int, backward: int, **more: Any) -> KernelCollective:
         over = tuple(f for dim in dims for f in dim)
@@ -112,7 +112,7 @@ def _halves(rule: Rule) -> tuple[KernelCollective, ...]:
     operands = [half(dims, 1, 1) for dims in rule.operands[:3]]
     gradients = [half(dims, 0, 1, operand=k) for k, dims in enumerate(rule.operands[:3])]
     (result,) = rule.results
-    return (*operands, *gradients, half(result, 1, 0, for_result=True), half(result, 0, 1))
+    return (*operands, *gradients, half(result, 1, 0, for_result=True), half(result, 0, 2))
 
 
 def _attention(call: Call) -> str:
@@ -122,25 +122,25 @@ def _attention(call: Call) -> str:
     q, k, v = call.args[:3]
     scale, causal = repr(call.attr("scale")), bool(call.attr("causal", 0))
     window = f", window={call.attr('window')!r}" if call.attr("window", 0) else ""
+    name = f', name="{call.saved_as}"' if call.saved_as else ""
     if call.split.axes("ring"):
         around = call.axis_text("ring")
         if is_balanced(call.rule, call.split, call.mesh):
-            return f"{call.use('balanced_ring_attention')}({q}, {k}, {v}, {scale}, {around})"
+            return f"{call.use('balanced_ring_attention')}({q}, {k}, {v}, {scale}, {around}{name})"
         devices = group(call.split.axes("ring"), call.mesh)
         met = pieces_met(call.rule, call.rule.local(call.split, call.mesh), devices)
         pieces = f", pieces={met}" if met < devices else ""
         return (
             f"{call.use('ring_attention')}({q}, {k}, {v}, {mask}, {scale}, {causal}, {start},"
-            f" {around}{window}{pieces})"
+            f" {around}{window}{pieces}{name})"
         )
     window += f", cap={call.attr('cap')!r}" if call.attr("cap", 0) else ""
     flags = f"{scale}, {causal}, {bool(call.attr('guard', 0))}"
-    name = f'"{call.saved_as}"' if call.saved_as else ""
     if start == "0":
-        more = window + (f", mask={mask}" if mask != "None" else "") + f", name={name}" * bool(name)
+        more = window + (f", mask={mask}" if mask != "None" else "") + name
         return f"{call.use('fused_attention')}({q}, {k}, {v}, {flags}{more})"
     text = f"{call.use('attention')}({q}, {k}, {v}, {mask}, {flags}, {start}{window})"
-    return f"checkpoint_name({text}, {name})" if name else text
+    return f'checkpoint_name({text}, "{call.saved_as}")' if name else text
 
 
 def _cached_rule(node: Node, graph: Graph) -> Rule:

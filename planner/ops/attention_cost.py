@@ -1,7 +1,8 @@
 """What attention costs: the kernels of both passes, their workspace, and what they save.
 
 A fused kernel (attention_kernels.py) reads its operands, writes its result and a float32 a row, and
-keeps scores on chip; pairs that a causal mask or a window leaves out are skipped. Attention in
+keeps scores on chip; pairs that a causal mask or a window leaves out are skipped, by Splash in
+whole blocks. Attention in
 blocks of queries is plain operations: scores and their gradients pass through memory between them,
 and a block computes all pairs with the keys that it meets (attention_pairs.py). The passes over
 scores are those that XLA's GPU compiler makes of the emitted kernel (benchmarks/RESULTS.md, "Passes
@@ -109,7 +110,10 @@ def _fused(pieces: Pieces, split: Split, share: float, operands: float, results:
         sizes = RingBytes.of(pieces, split, _rows(pieces, split), results)
         products = PRODUCTS[pieces.attention_kernel]
         return fused_ring(pieces, split, sizes, pieces.rule.flops * share, products)
-    flops = pieces.rule.flops * share * Positions.of(pieces.node).share(queries[2], keys[2])
+    positions = Positions.of(pieces.node)
+    flops = pieces.rule.flops * share * positions.share(queries[2], keys[2])
+    if pieces.attention_kernel == "splash":
+        flops *= positions.splash_pairs(queries[2], keys[2]) / positions.pairs(queries[2], keys[2])
     flops *= 2 * keys[3] / (keys[3] + values[3])
     there, back = _copies(pieces, split, operands, results)
     wider = _wider_bytes(pieces, split)
@@ -305,11 +309,13 @@ def saved_rows(pieces: Pieces) -> np.ndarray:
 
 
 def kernel_rows(pieces: Pieces) -> np.ndarray:
-    """Bytes that a fused kernel saves with its result where that is saved by name: a float32 for
-    each row of scores [splits]."""
+    """Bytes that a fused kernel, or a ring, saves with its result where that is saved by name: a
+    float32 for each row of scores [splits]."""
     return np.array(
         [
-            0.0 if kernel_of(pieces, split) == BLOCKS else SCORE * _rows(pieces, split)
+            SCORE * _rows(pieces, split)
+            if split.axes("ring") or kernel_of(pieces, split) != BLOCKS
+            else 0.0
             for split in pieces.splits
         ]
     )

@@ -20,6 +20,15 @@ as its last block sees."""
 KEY_STEP = 128
 """Keys before a block that its window reaches are rounded up to a multiple of this."""
 
+SPLASH_BLOCK = 1024
+"""Queries, and keys, at most of a block of Splash's kernels (`splash_blocks` of
+planner/emit/runtime/kernels/fused_attention.py; a test holds the two together)."""
+
+
+def splash_block(size: int) -> int:
+    """Queries of a block of Splash's kernels, of so many, or keys."""
+    return next((n for n in (SPLASH_BLOCK, 512, 256) if size % n == 0), 128)
+
 
 def in_query_blocks(queries: int) -> bool:
     """Whether the emitted kernel runs over blocks of queries and makes their scores again in the
@@ -58,6 +67,18 @@ class Positions:
         return _triangle(queries, keys) - (
             _triangle(queries - self.window, keys) if 0 < self.window < queries else 0
         )
+
+    def splash_pairs(self, queries: int, keys: int) -> int:
+        """How many pairs Splash's kernels compute: all of a block of which a mask leaves any."""
+        rows, columns = splash_block(queries), splash_block(keys)
+        if not self.causal:
+            return queries * keys
+        pairs = 0
+        for first in range(0, queries, rows):
+            end = min(-(-(first + rows) // columns) * columns, keys)
+            start = max(0, first - self.window + 1) // columns * columns if self.window else 0
+            pairs += rows * max(0, end - start)
+        return pairs
 
     def share(self, queries: int, keys: int) -> float:
         """What part of the pairs that a step's FLOPs are counted over is left."""

@@ -69,7 +69,9 @@ def fused_ring(
     forward, backward = [], []
     for one in met:
         part, near = one.queries / queries, one.keys / keys
-        work = of_pair * one.positions.pairs(one.queries, one.keys)
+        splash = pieces.attention_kernel == "splash"
+        count = one.positions.splash_pairs if splash else one.positions.pairs
+        work = of_pair * count(one.queries, one.keys)
         moved = part * (q + out + rows) + near * kv
         forward += [
             Kernel(work, moved, one.often, attention=AttentionPass(False, width)),

@@ -356,9 +356,11 @@ def inner_times(
     base: GraphFacts, i: int, split: Split, pricer: Pricer
 ) -> tuple[float, float, float]:
     """Seconds of the collectives inside the node's kernel: forward, backward, and those of the
-    forward pass whose results a block may save."""
+    forward pass whose results a block may save. Frameworks cut sequences for a balanced ring where
+    they read them: no halves change places."""
     forward = backward = saved = 0.0
-    own = pricer.runtime.kernels is not None or pricer.runtime.serves
+    framework = pricer.runtime.kernels is not None
+    own = framework or pricer.runtime.serves
     made = dispatch_of(base, i, split, pricer) if own else None
     for inner in inner_collectives(
         base.graph.nodes[i],
@@ -368,6 +370,8 @@ def inner_times(
         pricer.sizes,
         pricer.itemsize("float32"),
     ):
+        if framework and inner.of.halved:
+            continue
         kind, sent = inner.of.kind, float(inner.payload_bytes)
         if made is not None:
             runs, again = (made.share(kind, sent, phase) for phase in ("forward", "backward"))

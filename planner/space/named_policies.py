@@ -18,6 +18,7 @@ import numpy as np
 from planner.analysis.recompute_demand import Demand, demand_of
 from planner.execution.block_values import block_values
 from planner.execution.save_policies import offloaded_values, saved_names
+from planner.ops import operator_of
 from planner.pricing.kernels import named_beside
 from planner.pricing.loop_copies import copied
 from planner.pricing.peak_memory import PARKED_ARRAYS
@@ -79,10 +80,11 @@ def bytes_of_value(space: Space, tensor: str, k: int) -> np.ndarray:
     i, held = base.graph.producer[tensor], base.graph.tensors[tensor]
     slot = [o for o in base.graph.nodes[i].outputs if o].index(tensor)
     itemsize, order, rule = space.pricer.itemsize(held.dtype), tuple(mesh), base.rules[i]
+    itself = operator_of(base.graph.nodes[i].op).names_itself
 
     def kept(split: Split) -> float:
         layout = rule.result(slot, split, order)
-        if any(inner.axes(split, order) for inner in rule.inner):
+        if not itself and any(inner.axes(split, order) for inner in rule.inner):
             return 0.0  # its backward pass needs more: it is not saved
         if layout.partial:
             return held.elements * itemsize / prod(mesh.values())

@@ -81,17 +81,18 @@ def test_keys_pass_by_on_a_ring(tmp_path: Path) -> None:
     assert "all_to_all(" not in text
     one = 8 * 16 * 64 * 4
     # k and v past 3 devices in each pass, their gradients past 3 and home; halves of q, k, v and
-    # the result change places, in the backward pass these and three gradients.
+    # the result change places, in the backward pass these and four gradients.
     assert strategy.costs["communication_bytes_per_device"]["collective-permute"]["sequence"][
         "payload"
-    ] == 2 * 2 * one * (3 + 3 + 4) + 2 * one // 2 * (4 + 4 + 3)
+    ] == 2 * 2 * one * (3 + 3 + 4) + 2 * one // 2 * (4 + 4 + 4)
 
 
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("layers", "recompute", "devices", "window"),
     [(1, "none", 2, 0), (2, "block-keep", 2, 0), (2, "block", 4, 0), (1, "none", 8, 0)]
-    + [(1, "none", 4, 6), (2, "block", 8, 6)],
+    + [(1, "none", 4, 6), (2, "block", 8, 6), (2, "save:context", 4, 0)]
+    + [(2, "save:q,k,v,context", 8, 6)],
 )
 def test_both_passes_of_a_ring_run_as_predicted(
     layers: int, recompute: str, devices: int, window: int

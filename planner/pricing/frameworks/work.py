@@ -74,11 +74,14 @@ def merged_uses(
     flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer
 ) -> tuple[CollectiveUse, ...]:
     """The collectives of a flow, equal ones as one: whom they serve does not matter. Gradients have
-    the parameters' type there, and may be sent in a wider one."""
+    the parameters' type there, and may be sent in a wider one. Sequences are read in the order of
+    a balanced ring: no halves change places."""
     counts: dict[CollectiveUse, int] = {}
     recipe = pricer.recipe
     wider = recipe.reduction_bytes / recipe.parameter_bytes
     for use in collectives.collectives(flow, runs, pricer.itemsize):
+        if use.halved:
+            continue
         alike = replace(use, what="", count=0)
         if use.phase == "gradient" and use.kind in SUMS:
             alike = replace(alike, payload_bytes=int(use.payload_bytes * wider))

@@ -3,8 +3,8 @@ they stand for.
 
 Predictions count the products of attention over the keys that blocks of queries meet in place of
 the kernel, two forward and five backward: `counted_flops`. What a kernel does is less where it
-skips single keys that a causal mask or a window leaves out, and more where it makes scores anew:
-`done_flops`.
+skips keys that a causal mask or a window leaves out (Splash in whole blocks), and more where it
+makes scores anew: `done_flops`.
 """
 
 from __future__ import annotations
@@ -100,5 +100,5 @@ def _splash(kernel: str, instruction: Instruction, operands: tuple[Shape, ...]) 
     own = _value_width(instruction, values[-1])
     pairs = positions.computed_pairs(queries[-2], keys[-2], True)
     counted = products(*_COUNTED[kernel], own) * pairs
-    done = products(*_DONE[kernel], values[-1]) * positions.pairs(queries[-2], keys[-2])
+    done = products(*_DONE[kernel], values[-1]) * positions.splash_pairs(queries[-2], keys[-2])
     return FusedAttention("splash", AttentionPass(kernel != "fwd", queries[-1]), counted, done)

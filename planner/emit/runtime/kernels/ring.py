@@ -15,6 +15,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from planner.emit.runtime.collectives.exchange import after, pass_on, spread
 from planner.emit.runtime.kernels.kernels import is_of_segments, same_segment
@@ -33,14 +34,15 @@ from planner.emit.runtime.kernels.ring_pieces import (
 
 # Long: the forward and the backward pass of one function share what it decides first.
 # Many parameters: the operands and attributes of attention, and the axes of the ring.
-def ring_attention(q, k, v, mask, scale, causal, start, axes, window=0, pieces=0):
+def ring_attention(q, k, v, mask, scale, causal, start, axes, window=0, pieces=0, name=""):
     """`attention` of local queries q [B, H, S, D] with all keys, of which this device holds its
     piece k [B, G, T, D], v [B, G, T, E].
 
     mask: [.., S, all keys]. Query 0 here is query `start` of the sequence. Kept for the backward
     pass beside the operands: the result, and a float32 a row of scores. Every device meets every
     piece, masked by `causal` or not, or the last so many `pieces` up to its own (0 for all), where
-    a window leaves out those before; those without any mask are the device's fused kernel's.
+    a window leaves out those before; those without any mask are the device's fused kernel's. name:
+    what checkpoint policies call the result and the float32, "" for nothing.
     """
     masked = causal or mask is not None
     mask = same_segment(mask, start, q.shape[2]) if is_of_segments(mask) else mask
@@ -70,7 +72,7 @@ def ring_attention(q, k, v, mask, scale, causal, start, axes, window=0, pieces=0
     def backward(kept, g, q, k, v, mask, start):
         """Gradients of the operands, parts of that of the mask by step."""
         out, total = kept
-        q, k, v, g = (turned(x, kernel) for x in (q, k, v, g))
+        q, k, v, out, g = (turned(x, kernel) for x in (q, k, v, out, g))
 
         def meet(gradients, k, v, i):
             if masked:
@@ -95,8 +97,8 @@ def ring_attention(q, k, v, mask, scale, causal, start, axes, window=0, pieces=0
     def keep(q, k, v, mask, start):
         """The result, and what the backward pass reads."""
         out, total = forward(q, k, v, mask, start)
-        out = out.astype(v.dtype)
-        return turned(out, kernel), ((q, k, v, mask, start), (out, total))
+        out, total = with_name((turned(out.astype(v.dtype), kernel), total), name)
+        return out, ((q, k, v, mask, start), (out, total))
 
     def pull(kept, g):
         """Gradients of all operands. Of few pieces the loops run once, so that compilers would
@@ -175,13 +177,13 @@ def ring_mask_gradient(mask, axes, parts):
     return parts.reshape(mask.shape).astype(mask.dtype)
 
 
-def balanced_ring_attention(q, k, v, scale, axes):
+def balanced_ring_attention(q, k, v, scale, axes, name=""):
     """`attention` under a causal mask of local queries q [B, H, S, D] with the keys of all devices,
     of which this one holds those of the same positions, k [B, G, S, D], v [B, G, S, E], S even.
 
-    Kept for the backward pass are the operands, the result in the order of the ring, and a float32
-    a row of scores. Halves change places again in the backward pass: to keep them would take the
-    operands' memory twice.
+    Kept for the backward pass are the operands, the result, and a float32 a row of scores. Halves
+    change places again in the backward pass: to keep them would take the memory of all of these
+    twice. name: as for `ring_attention`.
     """
     half = q.shape[2] // 2
     kernel = piece_kernel(q, k, v, half, half)
@@ -208,19 +210,25 @@ def balanced_ring_attention(q, k, v, scale, axes):
     def keep(q, k, v):
         """The result, and what the backward pass reads."""
         out, total = forward(q, k, v)
-        return leave(out), ((q, k, v), out, total)
+        out, total = with_name((leave(out), total), name)
+        return out, ((q, k, v), out, total)
 
     def pull(kept, g):
         """Gradients of all operands, which wait for the result's: compilers would make one of the
         exchanges of both passes where both stand in one computation."""
         operands, out, total = kept
-        operands = after(operands, g)
-        own, results = [enter(x) for x in operands], (out, total, enter(g))
+        operands, out = after((operands, out), g)
+        own, results = [enter(x) for x in operands], (enter(out), total, enter(g))
         gradients = balanced_backward(kernel, own, results, scale, axes)
         return tuple(leave(x.astype(y.dtype)) for x, y in zip(gradients, operands, strict=True))
 
     run.defvjp(keep, pull)
     return run(*(spread(x, q, k, v) for x in (q, k, v)))
+
+
+def with_name(values, name):
+    """Values as checkpoint policies know them, if there is a name."""
+    return [checkpoint_name(x, name) for x in values] if name else values
 
 
 def balanced(x, axes, dim):
