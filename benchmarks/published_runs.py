@@ -1,7 +1,7 @@
 """Published training runs priced as their frameworks ran them, beside what was measured.
 
     python -m benchmarks.published_runs --runs runs.jsonl [more.jsonl] [--oom oom.jsonl]
-    [--as-shipped | --fit] [--source WORD] [--tiers AB] [--json]
+    [--as-shipped | --fit] [--source WORD] [--tiers AB] [--cut-sequences] [--json]
 
 Every row becomes a plan on the zoo's model and is priced by planner.pricing.plan_price under the
 runtime profile of its framework; programs that XLA compiled (MaxText, PaxML, T5X, Levanter,
@@ -84,16 +84,22 @@ def main(arguments: list[str] | None = None) -> int:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--as-shipped", action="store_true")
     which.add_argument("--fit", action="store_true", help="fits too, which is the default")
+    parser.add_argument(
+        "--cut-sequences", action="store_true", help="rows of context parallelism alone"
+    )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     files = [*given.runs, *([given.oom] if given.oom else [])]
     rows = [row for path in files for row in read(path, given.source, given.tiers)]
+    if given.cut_sequences:
+        rows = [row for row in rows if int(row.get("cp") or 1) > 1]
     left: Counter[str] = Counter()
     report: list[dict[str, Any]] = []
-    compiled: list[Prepared] = []
+    compiled, every = list[Prepared](), list[Prepared]()
     for source in dict.fromkeys(str(row["source"]) for row in rows):
         prepared, out = prepare_all([row for row in rows if row["source"] == source])
         left += out
+        every += [p for p in prepared if p.case.measured_s]
         compiled += [p for p in prepared if p.work is None and p.case.measured_s]
         for name, device in dict.fromkeys(map(table_of, prepared)):
             mine = [p for p in prepared if table_of(p) == (name, device)]
@@ -106,6 +112,13 @@ def main(arguments: list[str] | None = None) -> int:
         found = {"sources": report, "compiled": together, "left_out": dict(left)}
         print(json.dumps(found, indent=1))
     else:
+        apart = [p.step_s() / (p.case.measured_s or 1.0) - 1 for p in every]
+        if apart:
+            size = [abs(x) for x in apart]
+            print(
+                f"\nall {len(apart)} rows that ran: mean {mean(size):.1%}, median"
+                f" {median(size):.1%}, bias {mean(apart):+.1%}"
+            )
         show_compiled(together)
         show_between(compiled)
         print(

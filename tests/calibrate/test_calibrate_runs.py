@@ -148,7 +148,7 @@ def test_the_command_writes_a_file_that_plans_use(
     assert main(["calibrate", "--runs", str(runs), "-o", str(target)]) == 0
     said = capsys.readouterr()
     assert "3 runs; median error of runs left out" in said.out
-    assert "1 runs: context parallelism" in said.err
+    assert "1 runs: degrees do not multiply to the devices" in said.err
     mine = load_device(str(target))
     assert mine.name == "mine"
     assert mine.rates["megatron"]["matmul"] == pytest.approx(learn(few)[0].rates.matmul, rel=1e-4)

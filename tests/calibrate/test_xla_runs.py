@@ -21,9 +21,10 @@ from planner.calibrate.runs import network, xla
 from planner.calibrate.runs.compiled import learned, rates_of, sources_left_out, tells
 from planner.calibrate.runs.fit import Prepared
 from planner.calibrate.runs.mixtures import mixture_of
+from planner.calibrate.runs.recipes import tpu_recipes
 from planner.calibrate.runs.releases import as_compiled, release_of, releases
-from planner.calibrate.runs.rows import case_of, measured_s
-from planner.execution.save_policies import PRESETS, saving
+from planner.calibrate.runs.rows import case_of, measured_s, recipe_of
+from planner.execution.save_policies import NAMES, PRESETS, saving
 from planner.machine.topology import device
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -107,8 +108,32 @@ def test_policies_of_rows() -> None:
     assert read(remat_policy="none (layers not repeated)") == ("none",)
     assert read(recompute="full") == ("block",)
     assert read() == ("none", "save:q,k,v,out_proj", "block")
-    assert xla.offloaded({"remat_policy": "custom (q, k, v offloaded)"})
-    assert not xla.offloaded({"remat_policy": "full", "notes": "flags and offloads may differ"})
+
+    def left(**facts: Any) -> tuple[str, tuple[str, ...]] | None:
+        return xla.left_on_device({"source": "MaxText", **facts})
+
+    assert left(remat_policy="custom (q, k, v offloaded)") == ("block", ("activations",))
+    assert left(remat_policy="full", notes="flags and offloads may differ") is None
+
+
+def test_recipes_say_what_rows_do_not() -> None:
+    """By the narrowest table that fits; not where a row tells its policy itself."""
+
+    def row(**facts: Any) -> dict[str, Any]:
+        return {"source": "tpu-recipes Ironwood", "model": "llama3.1-70b", "seq": 8192, **facts}
+
+    assert xla.policies(row()) == ("save:q,k,v,context",)
+    assert xla.policies(row(seq=131072)) == ("save:q,k,v,context,mlp_down",)
+    large = row(model="llama3.1-405b", precision="bf16")
+    assert xla.policies(large) == ("save:k,v,mlp_down",)
+    assert xla.left_on_device(large) == ("save:k,v,offload:mlp_down", ("activations",))
+    assert xla.policies(row(model="llama3.1-405b", precision="fp8_full")) == ("block",)
+    assert xla.policies(row(remat_policy="full")) == ("block",)
+    assert xla.policies(row(model="another")) == ("none", "save:q,k,v,out_proj", "block")
+    small = row(source="tpu-recipes TPU v6e", devices=32)
+    assert recipe_of(small).name == "bf16-pure" != recipe_of(small | {"devices": 64}).name
+    names = {n for recipe in tpu_recipes() for n in (*recipe.saved, *recipe.away)}
+    assert names <= NAMES.keys()
 
 
 def test_products_are_saved_but_for_those_of_fused_attention() -> None:

@@ -41,13 +41,16 @@ from planner.calibrate.runs.rows import (
     kernels_of,
     level,
     machine,
+    plan_of,
     runtime_of,
     sequence_parallel,
 )
 from planner.execution.collective import CollectiveUse
 from planner.execution.pipeline import Pipeline
 from planner.pricing.frameworks.turns import without_bubbles
+from planner.pricing.frameworks.work import merged_uses
 from planner.pricing.pricer import Pricer
+from planner.pricing.step_time import derived
 
 ROWS = Path(__file__).parents[1].joinpath("golden") / "published_runs.jsonl"
 MOST = {
@@ -397,13 +400,42 @@ def test_the_command_prints_what_it_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [json.loads(line) for line in ROWS.read_text().splitlines()][-2:]
-    rows.append({**rows[0], "cp": 2})
+    rows.append({**rows[0], "cp": 3})
     path = tmp_path / "runs.jsonl"
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
     assert main(["--runs", str(path), "--as-shipped", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed["left_out"] == {"context parallelism": 1}
+    assert printed["left_out"] == {"degrees do not multiply to the devices": 1}
     assert printed["sources"][0]["rows"] == 2
+
+
+def test_sequences_are_cut_from_end_to_end() -> None:
+    """Context parallelism: positions of every layer, attention on a ring, states over it, too."""
+    row = json.loads(ROWS.read_text().splitlines()[-1])
+    sizes = {
+        "model": "llama",
+        "layers": 2,
+        "hidden": 512,
+        "heads": 8,
+        "kv_heads": 8,
+        "ffn": 1024,
+        "vocab": 1024,
+    }
+    long = {"seq": 65536, "devices": 8, "tp": 2, "pp": 1, "cp": 2, "dp": 2, "global_batch": 4}
+    more = {"zero": 1, "microbatch": None, "metric": "step_time_s", "value": 1.0}
+    case = case_of(row | sizes | long | more)
+    base, plan = plan_of(case)
+    assert case.microbatches == 2 and plan.zero_axes == ("data", "sequence")
+    for node in base.graph.nodes:
+        cut = dict(plan.splits[node.id].pairs)
+        if node.op == "Attention":
+            assert cut["ring"] == ("sequence",) and ("model",) in cut.values()
+        elif node.op in ("MatMul", "RMSNormalization", "Add"):
+            assert any("sequence" in axes for axes in cut.values()), node.id
+    flow, runs = derived(base, plan)
+    priced = merged_uses(flow, runs, Pricer(case.topology, case.mesh, case.runtime, case.recipe))
+    sent = [use for use in priced if use.kind == "collective-permute"]
+    assert sent and not any(use.halved for use in sent)
 
 
 def test_maxtext_counts_sequences_per_chip() -> None:

@@ -23,7 +23,6 @@ from costmodels.runtimes import Rates
 from planner.analysis.facts import GraphFacts
 from planner.calibrate.runs.rows import Case, plan_of
 from planner.execution.plan import Plan
-from planner.execution.save_policies import BLOCK
 from planner.pricing.cost import Cost
 from planner.pricing.frameworks.price import price_with_work, step_seconds
 from planner.pricing.plan_price import price_flow
@@ -108,8 +107,8 @@ def prepare(case: Case) -> Prepared:
 
 
 def _compiled(case: Case, base: GraphFacts, plan: Plan, pricer: Pricer) -> Prepared:
-    """A case that the emitted program's profile prices. What a row's blocks save in the host's
-    memory our plans recompute: they put there what enters blocks."""
+    """A case that the emitted program's profile prices: time with all that its blocks save at hand,
+    memory without what waits in the host's."""
     for recompute in case.recompute:
         flow, runs = derived(base, replace(plan, recompute=recompute))
         cost = price_flow(base, flow, runs, pricer)
@@ -122,8 +121,9 @@ def _compiled(case: Case, base: GraphFacts, plan: Plan, pricer: Pricer) -> Prepa
         again = Pricer(case.topology, case.mesh, runtime, case.recipe)
         step = price_flow(base, flow, runs, again).step_time_s
         seconds[name] = (step - cost.step_time_s) / (SLOWER - 1)
-    if case.offloaded:
-        away = replace(plan, recompute=BLOCK, offload=("activations",))
+    if case.left:
+        recompute, offload = case.left
+        away = replace(plan, recompute=recompute, offload=offload)
         cost = replace(cost, memory=price_flow(base, *derived(base, away), pricer).memory)
     return Prepared(case, cost, base.graph.parameters, seconds=seconds, shipped=shipped)
 

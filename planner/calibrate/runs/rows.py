@@ -3,8 +3,8 @@ Megatron (columns, then rows, of each pair of products) or of FSDP, on the machi
 the runtime profile of its framework.
 
 Facts that a row lacks take the convention of its source: feed-forward width 4 hidden, vocabulary
-51200 (Megatron's GPT). What cannot be expressed (experts, context parallelism, unknown hardware,
-missing shapes) is left out with a reason that the report counts.
+51200 (Megatron's GPT). What cannot be expressed (experts, unknown hardware, missing shapes) is left
+out with a reason that the report counts.
 """
 
 from __future__ import annotations
@@ -23,21 +23,14 @@ from planner.analysis.facts import GraphFacts
 from planner.calibrate.runs import gradient_sums, network, xla
 from planner.calibrate.runs.mixtures import mixture_of, routing_of
 from planner.calibrate.runs.nvidia import as_run, is_recipe, weights
+from planner.calibrate.runs.recipes import tpu_recipe_of
 from planner.calibrate.runs.releases import as_compiled
+from planner.calibrate.runs.splits import REPLICA, SEQUENCE, Left, base_of, splits_of
 from planner.errors import PlanError
 from planner.execution.plan import Plan
 from planner.execution.techniques import BESIDE, WAITING
-from planner.graph.ir import Graph
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import Mesh, Topology, for_devices
-from planner.ops import operator_of
-from planner.ops.expert_load import ROUTED_EXPERTS, expert_nodes
-from planner.ops.experts import EXPERT
-from planner.ops.loss import CROSS_ENTROPY
-from planner.pricing.frameworks.kernels import role
-from planner.sharding.rule import Limits, Split, legal
-from planner.space.families import batch_only
-from planner.workload.model import Model, Workload
 
 Row = Mapping[str, Any]
 GATED = ("llama", "mistral", "maxtext", "qwen", "yi-", "gemma")
@@ -48,8 +41,8 @@ PyTorch's sends them while the backward pass runs; of the order of its default."
 GRAPHED = 0.3
 """Of what kernels of a mixture wait for the host, the part that is left where layers are started
 from CUDA graphs."""
-REPLICA = "replica"
-"""The mesh axis over which sharded parameters are repeated."""
+LONG = 32768
+"""Tokens of a sequence from which on one is a microbatch."""
 KERNEL_WORDS = {
     "flash_attention2 + RMS kernel": "flash2-rms",
     "flash_attention2": "flash2",
@@ -63,10 +56,6 @@ KERNEL_WORDS = {
 UNPUBLISHED = {"Hagemann": 12.5e9}
 """Source -> bytes per second of a node's network, where no source says: one 100 Gb/s adapter for
 its eight devices, which is what its rows imply (2026-11)."""
-
-
-class Left(Exception):
-    """A row that is left out, and why."""
 
 
 ODD = (KeyError, ValueError, TypeError, ArithmeticError, PlanError)
@@ -83,8 +72,8 @@ def why_odd(error: Exception) -> str:
 class Case:
     """A row ready to be priced. measured_s: of one step, None for a run that ran out of memory;
     recompute: as plans write it, or what it may have been, of which the first that fits is taken;
-    offloaded: what blocks save waits in the host's memory, of compiled
-    programs."""
+    left: (recompute, offload) of a plan whose memory is that of a compiled program of which values
+    wait in the host's memory, None for the plan's own."""
 
     row: Row
     spec: str
@@ -96,7 +85,7 @@ class Case:
     recipe: Recipe
     measured_s: float | None
     recompute: tuple[str, ...]
-    offloaded: bool = False
+    left: tuple[str, tuple[str, ...]] | None = None
 
     @property
     def group(self) -> tuple[Any, ...]:
@@ -115,21 +104,18 @@ class Case:
 def case_of(row: Row, hardware: str = "") -> Case:
     """The case of a row; on `hardware`, a device by name or file, instead of the one that the row
     names. Raises Left."""
-    if compiled := xla.is_xla(row):
-        row = xla.completed(row)
+    row = xla.completed(row) if (compiled := xla.is_xla(row)) else completed(row)
     for key in ("layers", "hidden", "heads", "seq", "devices", "global_batch", "microbatch", "dp"):
         if not row.get(key):
             raise Left(f"no {key}")
-    if int(row.get("cp") or 1) > 1:
-        raise Left("context parallelism")
-    tp, pp, dp, micro, batch = (
-        int(row[k] or 1) for k in ("tp", "pp", "dp", "microbatch", "global_batch")
+    tp, pp, cp, dp, micro, batch = (
+        int(row.get(k) or 1) for k in ("tp", "pp", "cp", "dp", "microbatch", "global_batch")
     )
     if "per_device_batch_size" in str(
         row.get("notes", "")
     ):  # MaxText counts sequences per chip: those of one replica go through together
-        micro *= tp * pp
-    if tp * pp * dp != row["devices"]:
+        micro *= tp * pp * cp
+    if tp * pp * cp * dp != row["devices"]:
         raise Left("degrees do not multiply to the devices")
     if batch % (dp * micro):
         raise Left("batch does not divide into microbatches")
@@ -148,6 +134,7 @@ def case_of(row: Row, hardware: str = "") -> Case:
         (REPLICA, copies),
         ("data", dp // copies // experts),
         ("expert", experts),
+        (SEQUENCE, cp),
         ("model", tp),
     )
     try:
@@ -170,8 +157,20 @@ def case_of(row: Row, hardware: str = "") -> Case:
         recipe=gradient_sums.held(row, weights(row, recipe)),
         measured_s=measured_s(row),
         recompute=xla.policies(row) if compiled else (recompute_of(row),),
-        offloaded=compiled and xla.offloaded(row),
+        left=xla.left_on_device(row) if compiled else None,
     )
+
+
+def completed(row: Row) -> dict[str, Any]:
+    """A row with what goes without saying: the batch of all replicas where it tells the one of
+    each, one sequence a pass where sequences are long."""
+    out = dict(row)
+    local = re.search(r"local batch (\d+)", str(row.get("notes", "")))
+    if not row.get("global_batch") and local and row.get("dp"):
+        out["global_batch"] = int(local[1]) * int(row["dp"])
+    if not row.get("microbatch") and int(row.get("seq") or 0) >= LONG:
+        out["microbatch"] = 1
+    return out
 
 
 def _leave_unpriced(row: Row) -> None:
@@ -207,7 +206,8 @@ def recipe_of(row: Row) -> Recipe:
         raise Left("precision of 4 bits")
     if precision.startswith(("fp8", "mxfp8", "int8")):
         return load_recipe("fp8")
-    if "pure" in precision:
+    tpu = tpu_recipe_of(row)
+    if "pure" in precision or (tpu and tpu.weights == "bfloat16"):
         return load_recipe("bf16-pure")
     return load_recipe("fp16" if precision == "fp16" else "bf16-mixed")
 
@@ -429,12 +429,6 @@ def model_flops(row: Row) -> float:
     return float(row["global_batch"]) * seq * (6.0 * products + 12.0 * layers * heads * width * seq)
 
 
-@lru_cache(maxsize=64)
-def base_of(spec: str, batch: int) -> GraphFacts:
-    """What a price needs to know of a model at the batch of one microbatch."""
-    return GraphFacts.of(Model.open(spec, Workload(batch=batch)).graph(1), training=True)
-
-
 def plan_of(case: Case) -> tuple[GraphFacts, Plan]:
     """The configuration of a row as a plan. Raises Left where a split is not possible."""
     row, base = case.row, base_of(case.spec, case.graph_batch)
@@ -444,7 +438,7 @@ def plan_of(case: Case) -> tuple[GraphFacts, Plan]:
     )  # its loss takes whole rows of logits (kernels and memory of its runs say so)
     splits = splits_of(case.spec, case.graph_batch, case.mesh, sequence_parallel(row), whole_logits)
     shape = case.mesh.shape
-    data = tuple(a for a, n in shape if a in ("data", "expert") and n > 1)
+    data = tuple(a for a, n in shape if a in ("data", "expert", SEQUENCE) and n > 1)
     mixed = not xla.is_xla(row) and mixture_of(row) is not None
     return base, Plan(
         mesh=shape,
@@ -457,135 +451,3 @@ def plan_of(case: Case) -> tuple[GraphFacts, Plan]:
         schedule="1f1b" if case.mesh.stages > 1 else "",
         exchanges=BESIDE if mixed and routing_of(row).overlapped else WAITING,
     )
-
-
-@lru_cache(maxsize=16)
-def splits_of(
-    spec: str, batch: int, mesh: Mesh, sequence: bool, whole_logits: bool
-) -> Mapping[str, Split]:
-    """`megatron_splits` of a model, worked out once for the rows that share them."""
-    return megatron_splits(base_of(spec, batch), mesh, sequence, whole_logits)
-
-
-def megatron_splits(
-    base: GraphFacts, mesh: Mesh, sequence: bool, whole_logits: bool
-) -> dict[str, Split]:
-    """Node -> split: the batch over "data"; over "model" the columns of a block's first products,
-    what follows from them, and the rows of its last.
-
-    sequence: what lies between is cut along the sequence. whole_logits: the loss is not cut. Raises
-    Left where sizes do not divide.
-    """
-    graph, sizes = base.graph, dict(mesh.shape)
-    inner = {a: n for a, n in sizes.items() if a != "stage"}
-    data = batch_only(
-        base,
-        tuple(inner.items()),
-        tuple(a for a in inner if a in (REPLICA, "data", "expert") and inner[a] > 1),
-    )
-    data = data | experts_splits(base, inner)
-    if inner.get("model", 1) == 1:
-        return {node.id: data[base.shared[i]][0] for i, node in enumerate(graph.nodes)}
-    at: dict[str, int] = {}  # tensor -> the dim cut over "model"
-    out: dict[str, Split] = {}
-    by_class: dict[
-        tuple[int, str], tuple[Split, tuple[int, ...]]
-    ] = {}  # repeats share the object, by which later readers know them
-    for i, node in enumerate(graph.nodes):
-        key = base.shared[i], _factor(base, graph, i, at, sequence, whole_logits)
-        if key not in by_class:
-            rule, both = base.rules[i], dict(data[base.shared[i]][0].pairs)
-            if key[1]:
-                both[key[1]] = (*both.get(key[1], ()), "model")
-            split = Split.of(both)
-            if not legal(rule, split, inner, Limits(waste=0.5)):
-                raise Left(f"{node.op} cannot be cut into {inner['model']}")
-            cut = [
-                [
-                    d
-                    for d, axes in enumerate(rule.result(k, split, tuple(inner)).dims)
-                    if "model" in axes
-                ]
-                for k in range(len(rule.results))
-            ]
-            by_class[key] = split, tuple(dims[0] if dims else -1 for dims in cut)
-        out[node.id], where = by_class[key]
-        if operator_of(node.op).kind != "lookup":
-            at |= {
-                name: dim
-                for name, dim in zip((o for o in node.outputs if o), where, strict=False)
-                if dim >= 0
-            }
-    return out
-
-
-def experts_splits(base: GraphFacts, sizes: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
-    """Class -> split of routed experts: rows travel to them over "expert" and the ranks of
-    "model"."""
-    out: dict[int, tuple[Split, ...]] = {}
-    for i, _ in expert_nodes(base.graph):
-        rule, roles = base.rules[i], base.roles.get(base.shared[i], {})
-        rows = base.batch_factors[i]
-        positions = next((f for f, r in roles.items() if r == "sequence" and f in rule.sizes), "")
-        pairs: dict[str, tuple[str, ...]] = {}
-        if sizes.get("expert", 1) > 1:
-            pairs[f"{EXPERT}{rows}"] = ("expert",)
-        if positions and sizes.get("model", 1) > 1:
-            pairs[f"{EXPERT}{positions}"] = ("model",)
-        pairs[rows] = tuple(a for a in (REPLICA, "data") if sizes.get(a, 1) > 1)
-        split = Split.of({factor: axes for factor, axes in pairs.items() if axes})
-        if not legal(rule, split, sizes, Limits()):
-            raise Left("experts do not divide")
-        out[base.shared[i]] = (split,)
-    return out
-
-
-def _factor(
-    base: GraphFacts,
-    graph: Graph,
-    i: int,
-    at: Mapping[str, int],
-    sequence: bool,
-    whole_logits: bool,
-) -> str:
-    """The factor of node i that is cut over "model", "" for none."""
-    node, rule, kind = graph.nodes[i], base.rules[i], role(graph, i)
-    positions = (
-        next(
-            (
-                f
-                for f, r in base.roles.get(base.shared[i], {}).items()
-                if r == "sequence" and f in rule.sizes
-            ),
-            "",
-        )
-        if sequence
-        else ""
-    )
-    if kind == ROUTED_EXPERTS:
-        return ""
-    block = i in base.repeated
-    cut = [(slot, at[n]) for slot, n in enumerate(node.inputs) if n in at]
-    if kind == CROSS_ENTROPY and whole_logits:
-        return ""
-    if (
-        kind == "product"
-        and at.get(node.inputs[0], -1) != len(graph.tensors[node.inputs[0]].shape) - 1
-    ):
-        return "n"
-    if operator_of(node.op).kind == "lookup" and not block:
-        return "v" if any(n in graph.weights for n in node.inputs) and base.batch_factors[i] else ""
-    features = [
-        (slot, d)
-        for slot, d in cut
-        if not (sequence and positions and d == _dim(rule, slot, positions))
-    ]
-    for f in rule.factors if features else ():
-        if f not in rule.whole and all(_dim(rule, slot, f) == d for slot, d in features):
-            return f
-    return positions if positions and kind in ("norm", "residual", "bias") else ""
-
-
-def _dim(rule: Any, slot: int, factor: str) -> int:
-    """The dim of an operand that a factor leads, -1 for none."""
-    return next((d for d, dims in enumerate(rule.operands[slot]) if dims and dims[0] == factor), -1)

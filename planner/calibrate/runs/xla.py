@@ -17,6 +17,7 @@ from typing import Any
 from costmodels.hardware.device import Device
 from costmodels.runtimes import Runtime
 from planner.calibrate.runs.mixtures import mixture_of
+from planner.calibrate.runs.recipes import tokamax, tpu_recipe_of
 from planner.calibrate.runs.releases import release_of
 from planner.execution.save_policies import BLOCK, PRESETS, saving
 
@@ -48,6 +49,10 @@ UNFUSED = re.compile(r"^XLA$|vanilla|^XLA \(|without flash", re.IGNORECASE)
 EIGHT_BIT = 2.0
 """Peak of eight-bit integer products over that of bf16, on TPUs from v5e on (Google Cloud TPU
 documentation)."""
+
+SPLIT_BACKWARD = 7 / 5
+"""Products of Splash's backward pass in two kernels, which is what plans count, over those of its
+one kernel."""
 
 
 def is_xla(row: Row) -> bool:
@@ -90,6 +95,8 @@ def copies(row: Row, data: int) -> int:
 def policies(row: Row) -> tuple[str, ...]:
     """What a row's program recomputes, as plans write it: one policy, or all that it may have had
     where the row does not say, the least recomputation first."""
+    if recipe := tpu_recipe_of(row):
+        return (saving((*recipe.saved, *recipe.away)),)
     told = re.search(r"remat[= ](\w+)", str(row.get("notes", "")))
     said = str(row.get("remat_policy") or (told[1] if told else ""))
     if PRODUCTS in said and not unfused(row):
@@ -101,10 +108,17 @@ def policies(row: Row) -> tuple[str, ...]:
     return (stated,) if stated else tuple(RECOMPUTE.values())
 
 
-def offloaded(row: Row) -> bool:
-    """Whether what blocks save waits in the host's memory."""
+def left_on_device(row: Row) -> tuple[str, tuple[str, ...]] | None:
+    """(what a plan recomputes, what it offloads) of a plan whose memory is that of a row's program;
+    None for what its policy says. Of a policy of values in the host's memory that no recipe tells,
+    blocks' inputs are taken to wait there, too."""
+    if recipe := tpu_recipe_of(row):
+        inputs = ("activations",) if recipe.inputs else ()
+        return saving(recipe.saved, recipe.away), inputs
     said = str(row.get("remat_policy") or "") + str(row.get("notes", ""))
-    return "offload" in said.replace("offloads may differ", "") or "custom" in said
+    if "offload" in said.replace("offloads may differ", "") or "custom" in said:
+        return BLOCK, ("activations",)
+    return None
 
 
 def unfused(row: Row) -> bool:
@@ -126,11 +140,28 @@ def device_of(row: Row, device: Device) -> Device:
     integers."""
     if unfused(row):
         device = replace(device, attention=None)
+    elif device.attention and (kernel := _kernel(row)):
+        forward, backward = device.attention.forward, device.attention.backward
+        if kernel == "tokamax":
+            forward, backward = ((rate,) * len(forward) for rate in tokamax())
+        backward = tuple(SPLIT_BACKWARD * rate for rate in backward)
+        device = replace(
+            device, attention=replace(device.attention, forward=forward, backward=backward)
+        )
     eight = "float8_e4m3fn"
     if "int8" in str(row.get("precision") or "") and eight not in device.peak_flops_per_s:
         peaks = dict(device.peak_flops_per_s)
         device = replace(device, peak_flops_per_s=peaks | {eight: EIGHT_BIT * peaks["bfloat16"]})
     return device
+
+
+def _kernel(row: Row) -> str:
+    """The attention of a row on TPUs, as costmodels/runtimes/tpu_recipes.toml has it: of its
+    recipe, or its own word."""
+    recipe = tpu_recipe_of(row)
+    if recipe and recipe.attention:
+        return recipe.attention
+    return "tokamax" if "tokamax" in str(row.get("attention") or "") else ""
 
 
 def mixture(row: Row) -> str:
