@@ -43,8 +43,13 @@ def write_program(
     from planner.strategy.reopen import reopen
 
     return write_files(
-        lambda weights: program(
-            strategy, source, backend=backend, unroll=unroll, weights_file=weights
+        lambda weights, folder: program(
+            strategy,
+            source,
+            backend=backend,
+            unroll=unroll,
+            weights_file=weights,
+            model_folder=folder,
         ),
         lambda: reopen(strategy, source),
         target,
@@ -54,20 +59,21 @@ def write_program(
 
 
 def write_files(
-    make: Callable[[str], Any],
+    make: Callable[[str, str], Any],
     open_model: Callable[[], Any],
     target: Path,
     force: bool,
     standalone: bool = False,
 ) -> list[str]:
-    """Write a program, made for the name of the file of its weights, and beside it what of the
-    model's weights it needs."""
+    """Write a program, made for the name of the file of its weights and for the folder of the
+    model's own data files, and beside it what of the model's weights it needs."""
     from planner.support.atomic_write import write_atomically
 
     refuse_other(target, force, standalone)
     folder = is_folder(target, standalone)
     weights = (target / MODEL if folder else target).with_suffix(".safetensors")
-    made, model = make(weights.name), open_model()
+    model = open_model()
+    made = make(weights.name, _from(target.parent, model))
     names = inline_weights(model.plain, model.folder)
 
     def write_weights(path: Path) -> None:
@@ -84,6 +90,20 @@ def write_files(
     for reason in made.unrolled_because:
         console.say(f"note: a repeated block is written out: {reason}")
     return written
+
+
+def _from(program: Path, model: Any) -> str:
+    """Where the model's data files lie, seen from the folder of a program that maps them; "." where
+    it maps none."""
+    from planner.emit.external import in_place
+
+    if model.folder is None or not any(in_place(model.plain, n) for n in model.plain.weights):
+        return "."
+    try:
+        path = os.path.relpath(model.folder.resolve(), program.resolve())
+    except ValueError:  # another drive
+        return "."
+    return Path(path).as_posix()
 
 
 def refuse_other(target: Path, force: bool, standalone: bool = False) -> None:

@@ -265,7 +265,7 @@ def write(
     from planner.serving.serve import program, reopened
 
     return write_files(
-        lambda weights: program(made, source, weights_file=weights),
+        lambda weights, folder: program(made, source, weights_file=weights, model_folder=folder),
         lambda: reopened(made, source, quantized=False)[0],
         target,
         force,

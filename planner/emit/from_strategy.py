@@ -22,9 +22,11 @@ def program(
     backend: str = "shard_map",
     unroll: bool = False,
     weights_file: str = "",
+    model_folder: str = ".",
 ) -> Any:
-    """The emitted program (text and constants) of a strategy on a model. Raises PlanError when the
-    model is another one."""
+    """The emitted program (text and constants) of a strategy on a model. weights_file,
+    model_folder: as for `planner.emit.program.emit`. Raises PlanError when the model is another
+    one."""
     from planner.emit.header import header
     from planner.emit.program import emit
     from planner.whatif.reprice import own_model
@@ -42,6 +44,7 @@ def program(
         training=_training(strategy, graph),
         header=header(strategy, backend),
         weights_file=weights_file,
+        model_folder=model_folder,
         compute=emitted_recipe(str(strategy.workload["precision"])).compute,
     )
 

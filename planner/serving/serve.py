@@ -233,9 +233,12 @@ def _tokens(value: int | str) -> int:
     return lengths.low
 
 
-def program(serving: Serving, source: str | Path, *, weights_file: str = "") -> Any:
-    """The emitted program (text and constants) of a serving plan. Raises PlanError P051 when the
-    model is another one, P224 for what is only priced."""
+def program(
+    serving: Serving, source: str | Path, *, weights_file: str = "", model_folder: str = "."
+) -> Any:
+    """The emitted program (text and constants) of a serving plan. weights_file, model_folder: as
+    for `planner.emit.program.emit`. Raises PlanError P051 when the model is another one, P224 for
+    what is only priced."""
     from planner.search.build_request import _gpu_memory, emitted_recipe
     from planner.serving.program import Phased, emit_serving
 
@@ -266,6 +269,7 @@ def program(serving: Serving, source: str | Path, *, weights_file: str = "") -> 
         serving.shape,
         header=_header(serving),
         weights_file=weights_file,
+        model_folder=model_folder,
         compute=compute,
         gpu_memory=_gpu_memory(serving.step),
     )
