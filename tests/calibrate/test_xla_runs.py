@@ -275,10 +275,10 @@ def test_ranges_are_wide_where_nothing_was_measured() -> None:
     assert time_range(runtime, replace(ASKED, device="mine", calibrated=True)).why == ()
     on_tpus = replace(ASKED, kind="tpu", device="tpu-v6e", experts=True)
     assert time_range(runtime, on_tpus).why == ()
-    assert (
-        time_range(runtime, on_tpus).below
-        > time_range(runtime, replace(on_tpus, experts=False)).below
+    of_experts, of_dense = (
+        time_range(runtime, replace(on_tpus, experts=experts)) for experts in (True, False)
     )
+    assert of_experts.above + of_experts.below > of_dense.above + of_dense.below
     framework = load_runtime("megatron")
     assert time_range(framework, ASKED).ends(1.0) == (
         1 - framework.time_spread[0],
