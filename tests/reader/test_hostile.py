@@ -63,7 +63,7 @@ SHARED_FILES = {
 @pytest.mark.parametrize("number", sorted(SHARED_FILES))
 def test_shared_file(number: str) -> None:
     (path,) = HOSTILE.glob(f"{number}_*.onnx")
-    start = time.perf_counter()
+    start = time.process_time()
     if SHARED_FILES[number] is None:
         graph = read(path)
         assert graph.nodes
@@ -72,7 +72,7 @@ def test_shared_file(number: str) -> None:
             read(path)
         assert caught.value.code == SHARED_FILES[number]
         assert caught.value.exit_code == 2
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.skipif(not HOSTILE.exists(), reason="needs the shared files")
@@ -373,13 +373,13 @@ def test_bombs_in_little_memory(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(bombs()))
 def test_bombs_are_quick(name: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         graph = read_model(bombs()[name])
         assert all(c.size <= 65536 for c in graph.constants.values())
     except PlanError:
         pass
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_loops_of_absurd_length_are_refused() -> None:
@@ -694,14 +694,14 @@ def test_a_weight_of_a_repeated_block_that_is_used_elsewhere() -> None:
 
 
 def test_a_table_is_no_shape() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     for target in (np.full(2_000_000, 3), np.ones(3000, np.int64)):
         fails(
             model("(float[2,3] x) => (float[a,b] y) { y = Reshape(x, s) }", s=target),
             "P115",
             str(target.size),
         )
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_bodies_inside_bodies_are_bounded() -> None:
