@@ -16,9 +16,10 @@ from costmodels.hardware.device import AttentionPass, Device, load_device
 from costmodels.hardware.mixed import slowest
 from costmodels.kernels import attention_time_s, roofline_time_s
 from planner.analysis.facts import GraphFacts
+from planner.emit.runtime.kernels.fused_attention import splash_blocks
 from planner.machine.mesh_choices import pinned_mesh
 from planner.ops.attention_cost import attention_passes, kernel_of
-from planner.ops.attention_pairs import Positions, around_ring
+from planner.ops.attention_pairs import Positions, around_ring, splash_block
 from planner.pricing.kernels import (
     inner_times,
     kernel_times,
@@ -157,6 +158,20 @@ def test_queries_cut_under_a_causal_mask_leave_the_fused_kernel() -> None:
     assert cut == pytest.approx([t / 2 for t in whole], rel=0.01)
     assert sum(kernel_times(base, i, queries, two)) > 2 * sum(cut)
     assert pieces_of(base, i, (queries,), two).attention_kernel == "cudnn"
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 3000))
+def test_splash_computes_whole_blocks(rows: int, columns: int, window: int) -> None:
+    """Of 128 to 1,024 queries and keys, as the kernel is given them."""
+    queries, keys = 128 * rows, 128 * columns
+    block, near = splash_block(queries), splash_block(keys)
+    given_blocks = splash_blocks(queries, keys)
+    assert (block, near) == (given_blocks["block_q"], given_blocks["block_kv"])
+    at, seen = np.arange(queries)[:, None], np.arange(keys)[None, :]
+    met = (seen <= at) & ((seen > at - window) if window else True)
+    whole = met.reshape(queries // block, block, keys // near, near).any((1, 3))
+    assert Positions(True, window).splash_pairs(queries, keys) == whole.sum() * block * near
+    assert Positions().splash_pairs(queries, keys) == queries * keys
 
 
 def ring_part(device: str) -> float:
