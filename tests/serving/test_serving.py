@@ -100,7 +100,7 @@ def generated(folder, name: str, ids: np.ndarray, *more: str) -> np.ndarray:
 
 def emitted(folder, source: str, made: Serving) -> str:
     write_files(
-        lambda weights: program(made, source, weights_file=weights),
+        lambda weights, folder: program(made, source, weights_file=weights, model_folder=folder),
         lambda: reopened(made, source, quantized=False)[0],
         folder / "serve.py",
         True,
