@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from planner.errors import PlanError
 from planner.graph.ir import Graph
 from planner.reader import read, read_model
 from planner.workload.weights import load
@@ -123,3 +124,15 @@ def test_ones_that_were_made_of_a_parameter_are_that_parameter(tmp_path: Path) -
     path = stored(tmp_path, nodes, {"val_9": np.ones(D, np.float32)}, records)
     graph = read_model(onnx.load(path))  # with its numbers inside
     assert list(graph.trainable) == ["val_9"]
+
+
+def test_a_data_file_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("planner.reader.onnx.tables.np.memmap", refused)
+    with pytest.raises(PlanError, match=r"external data 'm\.data' cannot be read") as caught:
+        read(attending(tmp_path))
+    assert caught.value.code == "P135" and "Permission denied" in str(caught.value.detail)

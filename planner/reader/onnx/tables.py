@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from planner.errors import PlanError
 from planner.graph.ir import WeightRef
 from planner.reader.draft.draft import LOOK_ELEMENTS
 from planner.reader.draft.fold import numpy_dtype
@@ -52,9 +53,7 @@ class Tables:
     def _file(self, location: str, name: str) -> np.ndarray | None:
         if location not in self._files:
             path = external_path(location, self.folder, name)
-            self._files[location] = (
-                None if path is None else np.memmap(path, np.uint8, "r").view(np.ndarray)
-            )
+            self._files[location] = None if path is None else _mapped(path, location, name)
         return self._files[location]
 
     def _most_elements(self, name: str, dtype: str) -> int:
@@ -68,3 +67,15 @@ class Tables:
             and name not in records.computed
         )
         return LOOK_ELEMENTS if table else 0
+
+
+def _mapped(path: Path, location: str, name: str) -> np.ndarray:
+    """The bytes of a data file. Raises PlanError P135 for one that may not be read."""
+    try:
+        return np.memmap(path, np.uint8, "r").view(np.ndarray)
+    except OSError as error:
+        raise PlanError(
+            "P135",
+            f"tensor {name!r}: external data {location!r} cannot be read",
+            detail=[str(error)],
+        ) from error
