@@ -91,8 +91,8 @@ def find_recomputed(
         need = reads(graph.nodes[i], flow.grad)
         for slot in need.in_order:
             want(i, slot)
-        known = need.inside or (need.slots and _exchanges(flow, i))
-        if known and mode != "part" and not _is_named_whole(graph.nodes[i], named):
+        of_kernel = need.inside or (need.slots and _exchanges(flow, i))
+        if of_kernel and mode != "part" and not _is_named_whole(graph.nodes[i], named):
             recomputed.nodes.setdefault(i, False)
     while queue:
         name, path = queue.pop()

@@ -121,8 +121,8 @@ def _compiled(case: Case, base: GraphFacts, plan: Plan, pricer: Pricer) -> Prepa
         again = Pricer(case.topology, case.mesh, runtime, case.recipe)
         step = price_flow(base, flow, runs, again).step_time_s
         seconds[name] = (step - cost.step_time_s) / (SLOWER - 1)
-    if case.left:
-        recompute, offload = case.left
+    if case.on_device:
+        recompute, offload = case.on_device
         away = replace(plan, recompute=recompute, offload=offload)
         cost = replace(cost, memory=price_flow(base, *derived(base, away), pricer).memory)
     return Prepared(case, cost, base.graph.parameters, seconds=seconds, shipped=shipped)

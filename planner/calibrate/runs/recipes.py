@@ -46,20 +46,25 @@ class TpuRecipe:
 
 
 @cache
+def _tables() -> dict[str, Any]:
+    with FILE.open("rb") as file:
+        return tomllib.load(file)
+
+
 def tokamax() -> tuple[float, float]:
     """What Tokamax's attention reaches of peak, forward and backward (the file)."""
-    with FILE.open("rb") as file:
-        reached = tomllib.load(file)["tokamax"]
+    reached = _tables()["tokamax"]
     return float(reached["forward"]), float(reached["backward"])
 
 
 @cache
 def tpu_recipes() -> tuple[TpuRecipe, ...]:
-    """Those known, the narrowest first."""
-    with FILE.open("rb") as file:
-        tables = tomllib.load(file)["recipe"]
+    """Those known, in the order of the file, in which the narrower of two comes first."""
     lists = ("saved", "away")
-    return tuple(TpuRecipe(**t | {k: tuple(t.get(k, ())) for k in lists}) for t in tables)
+    return tuple(
+        TpuRecipe(**table | {k: tuple(table.get(k, ())) for k in lists})
+        for table in _tables()["recipe"]
+    )
 
 
 def tpu_recipe_of(row: Row) -> TpuRecipe | None:

@@ -72,8 +72,8 @@ def why_odd(error: Exception) -> str:
 class Case:
     """A row ready to be priced. measured_s: of one step, None for a run that ran out of memory;
     recompute: as plans write it, or what it may have been, of which the first that fits is taken;
-    left: (recompute, offload) of a plan whose memory is that of a compiled program of which values
-    wait in the host's memory, None for the plan's own."""
+    on_device: (recompute, offload) of a plan whose memory is that of a compiled program of which
+    values wait in the host's memory, None for the plan's own."""
 
     row: Row
     spec: str
@@ -85,7 +85,7 @@ class Case:
     recipe: Recipe
     measured_s: float | None
     recompute: tuple[str, ...]
-    left: tuple[str, tuple[str, ...]] | None = None
+    on_device: tuple[str, tuple[str, ...]] | None = None
 
     @property
     def group(self) -> tuple[Any, ...]:
@@ -157,7 +157,7 @@ def case_of(row: Row, hardware: str = "") -> Case:
         recipe=gradient_sums.held(row, weights(row, recipe)),
         measured_s=measured_s(row),
         recompute=xla.policies(row) if compiled else (recompute_of(row),),
-        left=xla.left_on_device(row) if compiled else None,
+        on_device=xla.left_on_device(row) if compiled else None,
     )
 
 
