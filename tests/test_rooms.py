@@ -70,9 +70,18 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All statements in a node, at any depth: imports are nothing else, and expressions are most
+    of a tree."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for inner in getattr(node, field, ()):
+            yield inner
+            yield from statements(inner)
+
+
 def imported(path: Path) -> Iterator[str]:
     """The project's own modules that a file imports, anywhere in it."""
-    for node in ast.walk(parsed(path)):
+    for node in statements(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             assert not node.level, f"{path}: relative imports hide what room they reach into"
             names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
@@ -201,7 +210,7 @@ def late() -> list[str]:
         if module == "planner" or room(module) in DOORS or ".emit.runtime." in f"{module}.":
             continue
         tree = parsed(path)
-        for node in ast.walk(tree):
+        for node in statements(tree):
             if isinstance(node, ast.Import | ast.ImportFrom) and node not in tree.body:
                 names = [a.name for a in node.names]
                 if isinstance(node, ast.ImportFrom):

@@ -48,7 +48,7 @@ def replaced(source: str, op: str, by: str) -> Any:
 
 
 BASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt": ("zoo:gpt-tiny", {"devices": 8, "batch": 16}),
+    "gpt": ("zoo:gpt-tiny", {"devices": 4, "batch": 16}),
     "experts": ("zoo:mixtral-tiny", {"devices": 4, "batch": 8}),
     "images": ("zoo:resnet-tiny", {"devices": 4, "batch": 8, "hardware": "tpu-v5e"}),
     "memory binds": ("zoo:mlp-tiny", {"devices": 4, "batch": 2**20, "memory_limit_bytes": 2**28}),
@@ -103,6 +103,7 @@ def test_a_changed_model_has_the_plan_it_has_without(
         assert there > asked // 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_key_says_all_that_a_table_follows_from(
     step: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

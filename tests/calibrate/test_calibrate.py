@@ -219,18 +219,25 @@ def one_gpu() -> Figures:
     return fit(samples(1, 1, "gpu"), "gpu", 1, 1)
 
 
-@given(st.lists(st.floats(2e-6, 4e-6), min_size=2, max_size=3))
-@settings(max_examples=40)
-def test_small_products_that_all_take_a_launch_make_a_file(times: list[float]) -> None:
+@pytest.mark.parametrize("examples", [8, pytest.param(40, marks=pytest.mark.slow)])
+def test_small_products_that_all_take_a_launch_make_a_file(examples: int) -> None:
     """As on an H100: their rates rise as FLOPs do, and no digit of the file rises faster."""
-    sizes = [2.0 * 128**3 * 8**i for i in range(len(times))]
-    curve = monotone([(x, x / t) for x, t in zip(sizes, times, strict=True)])
-    base = load_device("h100-sxm")
-    made = table(replace(one_gpu(), curve=curve), measured([], 1, 1, "gpu", "H100"), base, "mine")
-    loaded = from_table(tomllib.loads(text(made, "mine")), "mine.toml")
-    assert [loaded.efficiency(x) for x, _ in curve] == pytest.approx(
-        [y / base.peak("bfloat16") for _, y in curve], rel=2e-3
-    )
+
+    @given(st.lists(st.floats(2e-6, 4e-6), min_size=2, max_size=3))
+    @settings(max_examples=examples)
+    def make_a_file(times: list[float]) -> None:
+        sizes = [2.0 * 128**3 * 8**i for i in range(len(times))]
+        curve = monotone([(x, x / t) for x, t in zip(sizes, times, strict=True)])
+        base = load_device("h100-sxm")
+        made = table(
+            replace(one_gpu(), curve=curve), measured([], 1, 1, "gpu", "H100"), base, "mine"
+        )
+        loaded = from_table(tomllib.loads(text(made, "mine")), "mine.toml")
+        assert [loaded.efficiency(x) for x, _ in curve] == pytest.approx(
+            [y / base.peak("bfloat16") for _, y in curve], rel=2e-3
+        )
+
+    make_a_file()
 
 
 def test_a_data_sheet_that_is_beaten_is_another_devices(tmp_path: Path) -> None:
@@ -310,6 +317,7 @@ def test_turns_of_accelerators_have_several_runs(monkeypatch: pytest.MonkeyPatch
     assert np.allclose(four.run(3, *four.arguments), one.run(12, *one.arguments))
 
 
+@pytest.mark.slow
 def test_every_case_of_a_machine_is_a_program_that_runs() -> None:
     """Of each kind the smallest, on the devices that the tests have."""
     jax = pytest.importorskip("jax")

@@ -77,6 +77,7 @@ def test_rows_of_all_experts_by_one_kernel_take_less_than_blocks(
     assert gained[0] > 2 * gained[1]
 
 
+@pytest.mark.slow
 def test_degrees_of_experts_are_slower_at_the_size_of_torchtitans_issue() -> None:
     """pytorch/torchtitan issue 1624: the 16B model within a node, EP 1 to 4."""
     first, second, fourth = (torchtitan(degree) for degree in DEGREES)
@@ -155,6 +156,7 @@ def test_a_mixture_under_megatron_is_priced_with_its_recipe() -> None:
         case_of(plain | {"source": "somewhere else"})
 
 
+@pytest.mark.slow
 def test_experts_are_on_ranks_of_tensor_parallelism_too() -> None:
     """With a degree of 32 over 16 replicas of two ranks each rank has experts of its own."""
     row = BRIDGE | {"devices": 32, "tp": 2, "dp": 16, "ep": 32, "hardware": "DGX-H100"}

@@ -38,6 +38,7 @@ def test_what_is_drawn_spans_the_prices_and_does_not_depend_on_the_order_of_the_
     assert len(drawn({k: pool[k] for k in list(pool)[:3]}, 10)) == 3
 
 
+@pytest.mark.slow
 def test_scores_of_known_orders() -> None:
     rows = [Row("a", str(k), k + 1.0, (10.0 * (k + 1), 99.0), (1.0,)) for k in range(4)]
     rows = [Row(r.model, r.pins, r.priced_s, r.wall_s, (9.0 - k,)) for k, r in enumerate(rows)]

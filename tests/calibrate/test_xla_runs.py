@@ -86,6 +86,7 @@ def test_rates_are_learned_without_a_rows_source(prepared: list[Prepared]) -> No
     assert all(unseen[k] != large[k].step_s(rates_of(large[k], found)) for k in mine)
 
 
+@pytest.mark.slow
 def test_seconds_of_a_rate_are_those_of_a_price_with_it(prepared: list[Prepared]) -> None:
     """What is kept of a price tells that under other rates to a per cent."""
     from planner.calibrate.runs.fit import prepare
@@ -161,6 +162,7 @@ def test_what_the_release_of_a_row_hid() -> None:
         assert release.source and release.runs
 
 
+@pytest.mark.slow
 def test_every_share_that_a_release_hid_moves_a_price(prepared: list[Prepared]) -> None:
     from planner.calibrate.runs.fit import prepare
 
@@ -286,6 +288,7 @@ def test_ranges_are_wide_where_nothing_was_measured() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_command_reads_several_files(
     rows: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

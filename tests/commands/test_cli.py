@@ -72,10 +72,10 @@ def test_summary_on_stdout_talk_on_stderr_and_the_default_file(
 def test_json_is_the_strategy_and_nothing_else(
     capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    assert main([TINY, "--devices", "4", "--json"]) == 0
+    assert main(["zoo:mlp-tiny", "--devices", "4", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["format_version"] == "1.0" and err == "" and list(folder.iterdir()) == []
-    assert main(["make", TINY, "--devices", "4", "--json", "-o", "x.json"]) == 0
+    assert main(["make", "zoo:mlp-tiny", "--devices", "4", "--json", "-o", "x.json"]) == 0
     ours, file = json.loads(capsys.readouterr().out), json.loads(Path("x.json").read_text())
     assert {**ours, "provenance": 0} == {**file, "provenance": 0}
 
@@ -87,7 +87,7 @@ def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_same_input_same_bytes_outside_provenance() -> None:
     for name in ("a.json", "b.json"):
-        assert main([TINY, "--devices", "8", "--quiet", "-o", name]) == 0
+        assert main(["zoo:mlp-tiny", "--devices", "8", "--quiet", "-o", name]) == 0
     a, b = (json.loads(Path(n).read_text()) for n in ("a.json", "b.json"))
     assert {**a, "provenance": 0} == {**b, "provenance": 0}
 
@@ -309,18 +309,18 @@ def test_diff_verb(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_compare_sweep_ops_hardware(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", TINY, "--devices", "4"]) == 0
+    assert main(["compare", "zoo:mlp-tiny", "--devices", "4"]) == 0
     out = capsys.readouterr().out
     assert all(
         name in out for name in ("dp", "recursive", "ilp", "data parallel", "ZeRO-3", "replicated")
     )
-    assert main(["sweep", TINY, "--devices", "1,2..4,9", "--batch", "12"]) == 0
+    assert main(["sweep", "zoo:mlp-tiny", "--devices", "1,2..4,9", "--batch", "12"]) == 0
     lines = capsys.readouterr().out.splitlines()[2:]
     rows = [r for r in lines if r.split() and r.split()[0].isdecimal()]  # long words are wrapped
     assert [r.split()[0] for r in rows] == ["1", "2", "4", "9"] and "P012" in rows[3]
-    assert main(["sweep", TINY, "--devices", "2", "--hardware", "h100-sxm,tpu-v5e"]) == 0
+    assert main(["sweep", "zoo:mlp-tiny", "--devices", "2", "--hardware", "h100-sxm,tpu-v5e"]) == 0
     assert "tpu-v5e" in capsys.readouterr().out
-    assert main(["sweep", TINY, "--devices", "2", "--hardware", "h100-sxm,h200-sxm"]) == 0
+    assert main(["sweep", "zoo:mlp-tiny", "--devices", "2", "--hardware", "h100-sxm,h200-sxm"]) == 0
     out = capsys.readouterr().out
     assert (
         sum(line.endswith(", tie") for line in out.splitlines()) == 1
@@ -497,7 +497,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_planning_never_imports_jax() -> None:
     code = (
-        f"import sys; from planner.cli import main; main([{TINY!r}, '--devices', '8', '--quiet']);"
+        f"import sys; from planner.cli import main; main([{TINY!r}, '--devices', '2', '--quiet']);"
         f" main(['check', {TINY!r}, '--against', 'llama-tiny.plan.json']); main(['explain',"
         " 'llama-tiny.plan.json', 'mlp']); main(['emit', 'llama-tiny.plan.json']); print(any(m =="
         " 'jax' or m.startswith('jaxlib') for m in sys.modules))"

@@ -10,8 +10,10 @@ import ast
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -199,7 +201,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return at
 
 
-@pytest.mark.parametrize("line", CALLS)
+def _often() -> list[Any]:
+    """The calls, of each command every other one in the long suites."""
+    seen, found = Counter[str](), list[Any]()
+    for line in CALLS:
+        command = line.split()[0]
+        found.append(pytest.param(line, marks=[pytest.mark.slow] * (seen[command] % 2)))
+        seen[command] += 1
+    return found
+
+
+@pytest.mark.parametrize("line", _often())
 def test_the_call_works(
     line: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,8 @@ import pytest
 import planner
 from planner.emit.from_strategy import program
 from planner.pins.pins import parse_pins
+from planner.strategy.reopen import reopen
+from planner.verify.numerics import compare, seeded_values
 from planner.verify.worker import verify
 
 MODEL = "zoo:gpt-tiny,layers=4"
@@ -33,13 +35,29 @@ def stacked_rows(text: str) -> dict[str, str]:
     return dict(re.findall(r'^    "(transformer\.h\.\*[^"]*)": (.*),$', table, re.M))
 
 
+def test_a_step_is_that_of_the_unsharded_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    import jax
+
+    four = jax.devices()[:4]
+    monkeypatch.setattr(jax, "devices", lambda *_: four)
+    strategy = made("dp=2,tp=2,zero=1,micro=1")
+    rows = stacked_rows(program(strategy, MODEL).text)
+    assert len(rows) > 10 and all(re.search(BY_REPEATS, row) for row in rows.values())
+    graph = reopen(strategy, MODEL).graph(1)
+    errors, _ = compare(
+        graph,
+        strategy.plan_for(graph),
+        workload="train",
+        backend="shard_map",
+        values=seeded_values(graph, {}),
+        step=True,
+    )
+    assert errors.gradients < 1e-4 and errors.update is not None and errors.update < 1e-4
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "pins",
-    [
-        pytest.param("dp=4,zero=1,micro=1", marks=pytest.mark.slow),
-        pytest.param("dp=4,zero=2,micro=2", marks=pytest.mark.slow),
-        "dp=2,tp=2,zero=1,micro=1",
-    ],
+    "pins", ["dp=4,zero=1,micro=1", "dp=4,zero=2,micro=2", "dp=2,tp=2,zero=1,micro=1"]
 )
 def test_numbers_and_bytes_are_those_of_the_plan(pins: str) -> None:
     strategy = made(pins)

@@ -391,6 +391,7 @@ def test_a_program_refuses_other_device_counts(strategy: Strategy) -> None:
         module.make_mesh()
 
 
+@pytest.mark.slow
 def test_scanned_and_unrolled_are_one_model() -> None:
     values = seeded_values(graph("zoo:gpt-tiny"), {})
     found = []

@@ -211,7 +211,7 @@ def test_queries_that_are_cut_come_in_blocks_too(tmp_path: Path) -> None:
         np.testing.assert_allclose(cut[1][key][tuple(slice(n) for n in g.shape)], g, atol=1e-5)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("pins", "own"), [(CUT, 8), ("dp=4,tp=2", 2), (RING, 8)], ids=["cut", "whole", "ring"]
 )

@@ -156,6 +156,7 @@ def test_a_step_adds_pulling_and_pushing(place: str, tmp_path: Path) -> None:
     assert planner.Strategy.load(tmp_path / "s.json").workload["training"]["tables"] == place
 
 
+@pytest.mark.slow
 def test_the_summary_advises() -> None:
     s = planner.plan(SPEC.replace("5000", "500000"), devices=4, hardware="cpu", batch=64)
     rows = s.baselines
@@ -189,6 +190,7 @@ def test_what_cannot_be_hosted_is_refused(
         assert f"error[{code}]" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_hosting_is_named() -> None:
     with pytest.raises(PlanError, match=r"P021[\s\S]*--tables host fits \(re-priced: "):
         planner.plan("zoo:dlrm-tiny,rows=90000000-7-33-9000", devices=1, hardware="cpu", batch=64)
@@ -333,7 +335,13 @@ def test_manifests_have_three_roles(tmp_path: Path) -> None:
     import yaml
 
     s = planner.plan(
-        SPEC, devices=16, hardware="h100-sxm", batch=64, tables="server", baselines=False
+        SPEC,
+        devices=16,
+        hardware="h100-sxm",
+        batch=64,
+        tables="server",
+        pins="dp=16",
+        baselines=False,
     )
     (tmp_path / "p.py").write_text("")
     job = Job("dlrm", tmp_path / "p.py", "h100-sxm", 16, 2, False, ("--steps", "5"))

@@ -20,6 +20,7 @@ CASES = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("axis", "shape", "many"), CASES)
 def test_lookups_and_their_gradients_are_numpys(
     axis: int, shape: tuple[int, ...], many: tuple[int, ...]

@@ -23,7 +23,8 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "pins", "backend"),
     [
-        (GPT, "dp=2,tp=4,zero=1,micro=2", "shard_map"),
+        (MLP, "dp=2,tp=4,zero=1,micro=2", "shard_map"),
+        pytest.param(GPT, "dp=2,tp=4,zero=1,micro=2", "shard_map", marks=slow),
         pytest.param(GPT, "dp=8,zero=3,micro=1", "shard_map", marks=slow),
         pytest.param(GPT, "pp=2,dp=2,tp=2,zero=1,micro=4", "shard_map", marks=slow),
         pytest.param(GPT, "dp=2,tp=4,zero=1,micro=1", "jit", marks=slow),
@@ -100,6 +101,7 @@ def test_a_step_that_overflows_changes_nothing_but_the_scale() -> None:
     assert other.step(1) == seen and equal(other.arrays(), run.arrays())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pins", ["dp=4,tp=2,zero=3,micro=1", pytest.param("pp=2,dp=2,tp=2,micro=4,zero=2", marks=slow)]
 )
@@ -122,6 +124,7 @@ def test_the_scale_grows_after_steps_without_overflow() -> None:
     assert scales == [4, 4, 8, 8, 16] and run.scale == (16, 1, 0)
 
 
+@pytest.mark.slow
 def test_in_float32_every_scale_gives_the_same_step() -> None:
     """Powers of two scale exactly: a loss that is not scaled and one that is are the same steps."""
     runs = [Run(MLP, "dp=2,tp=4,zero=1,micro=2", "float32", LOSS_SCALE=s) for s in (1.0, 2.0**15)]
@@ -190,6 +193,7 @@ def test_a_checkpoint_is_read_in_another_precision(
     assert text.count("going on after step 1") == 2 and "step 2" in text.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_what_is_verified_has_the_scale_and_the_agreement() -> None:
     """Bytes of the scale in arguments and results, and the one number that devices sum."""
     source = f"{MLP},layers=10"

@@ -8,6 +8,7 @@ import planner
 from planner.emit.from_strategy import program
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("source", "workload", "blocks", "apart"),
     [

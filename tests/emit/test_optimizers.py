@@ -78,6 +78,7 @@ def test_steps_of_lion_are_those_of_optax(backend: Any, pins: str) -> None:
 PINS = ("dp=8,zero=1,micro=2", "dp=8,zero=3,micro=1", "pp=2,dp=4,zero=1,micro=4")
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("optimizer", "pins"),

@@ -123,7 +123,7 @@ RUN = ("mlp", "mixtral", "gpt-infer")
 values to begin with."""
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     "case",
     [
@@ -171,6 +171,7 @@ def test_golden_models(spec: str) -> None:
     assert text == path.read_text()
 
 
+@pytest.mark.slow
 def test_linters_find_nothing(tmp_path: Path) -> None:
     for case, (source, pins, options, how) in CASES.items():
         made = program(plan(source, pins, **options), source, **how)
@@ -181,6 +182,7 @@ def test_linters_find_nothing(tmp_path: Path) -> None:
 # --- the runtime
 
 
+@pytest.mark.slow
 def test_the_runtime_is_the_same_for_all_programs_and_says_which_it_is(tmp_path: Path) -> None:
     for spec in ("zoo:mlp-tiny", "zoo:llama-tiny"):
         write_program(plan(spec), spec, tmp_path / spec[4:], "shard_map", False, False)

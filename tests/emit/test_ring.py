@@ -72,7 +72,7 @@ def test_results_over_pieces_are_those_over_all_keys(
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("devices", [2, 3, 4, 5, 8])
 def test_a_balanced_ring_meets_every_pair_once_and_shares_them_equally(devices: int) -> None:
     """Of 2 halves of 3 positions a device; numbers of positions travel as keys do."""
@@ -147,7 +147,7 @@ def agree(one: Any, other: Any, tolerance: float = 2e-5) -> None:
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow), 8])
@@ -164,7 +164,7 @@ def test_rings_equal_the_unsharded_program(devices: int, groups: int, causal: bo
     agree(gradients(kernel, (q, k, v), devices), unsharded((q, k, v), devices, causal))
 
 
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("causal", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_ring_saved_by_name_is_not_gone_around_again(causal: bool) -> None:
     """Under a policy that saves the name a checkpointed ring sends what one that is not wrapped
     does; under another it goes around twice. Numbers are those of the whole."""
@@ -197,9 +197,9 @@ def test_long_pieces_come_in_blocks_of_queries(monkeypatch: pytest.MonkeyPatch) 
     agree(found, unsharded(operands, 2, True))
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("groups", [2, 1])
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("causal", [False, True])
 def test_splash_attends_to_pieces(
     causal: bool, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +218,7 @@ def test_splash_attends_to_pieces(
     agree(gradients(kernel, operands, 2), unsharded(operands, 2, causal), 1e-4)
 
 
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_cudnn_is_given_the_logarithms_over_all_keys(
     causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

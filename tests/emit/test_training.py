@@ -252,6 +252,7 @@ def assert_steps_are(
         assert np.abs(p - wanted[label]).max() < 1e-5 * scale, label
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "pins"),
     [

@@ -13,6 +13,7 @@ PINS = "dp=8,micro=2,blocks=written-out,recompute=none"
 WAITS = "at_once(lambda *operands: block"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("model", "pins", "lora", "waits"),
     [

@@ -75,7 +75,7 @@ def test_every_way_of_tensor_parallelism_is_counted_by_hand() -> None:
     } == {(s, t) for s in ("megatron", "sequence") for t in ("plain", "micro2")}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("case", list(cases(quick=True)), ids=lambda c: c.name)
 def test_predictions_are_what_is_compiled(case: Case) -> None:
     assert compiled(case).differences() == ()
@@ -139,6 +139,7 @@ WRONG: list[tuple[str, str, str, Callable[..., Any]]] = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "where", "figure", "instead"),
     WRONG,
@@ -300,6 +301,7 @@ def test_gradients_of_a_slice_and_of_what_was_scattered_are_gathered_once() -> N
     )  # this gradient and that of the result: rows, columns, float32
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("op", "zero"),
     [
@@ -375,7 +377,7 @@ def test_gradients_that_are_sums_of_one_term_are_no_products(
     assert collectives.dot_flops(derive(graph, plan, training=True), again=False) == work
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("rows", [8, 16])
 @pytest.mark.parametrize(
     ("operator", "gates", "attributes"),

@@ -237,7 +237,7 @@ def staged_search(
     return Search(model, request), list(staged_meshes(request.topology, stages))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "technique",
     [

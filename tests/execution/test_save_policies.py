@@ -152,7 +152,7 @@ RUN_AGAIN = [
 ]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("source", "pins", "names", "unroll"),
     [

@@ -170,6 +170,7 @@ def searching(monkeypatch: pytest.MonkeyPatch, **workload: int) -> tuple[Search,
     return Search(model, request), batches
 
 
+@pytest.mark.slow
 def test_a_search_reads_three_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     search, batches = searching(monkeypatch, batch=4096)
     found = search.run()
@@ -252,6 +253,7 @@ def test_bases_of_other_batches_are_those_of_their_own(name: str) -> None:
     assert [r.flops for r in moved.rules] == [r.flops for r in own.rules]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("source", ["zoo:gpt-tiny,layers=8", "zoo:mixtral-tiny,layers=4"])
 def test_products_alone_are_below_every_bound(source: str) -> None:
     search = Search(

@@ -86,7 +86,7 @@ def through(
     return found.settings
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("launcher", "suffix"), FORMS, ids=[f"{m.NAME}{suffix}" for m, suffix in FORMS]
 )
@@ -146,6 +146,7 @@ def test_export_then_import_is_the_identity(
     assert seen["same"] and seen["rounded"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("to", "key"), [("maxtext", "scan_layers"), ("levanter", "scan_layers")])
 def test_layers_are_scanned_unless_a_file_says_otherwise(to: str, key: str, tmp_path: Path) -> None:
     """As these launchers do by themselves: plans for them loop, and so do prices of their files."""
@@ -210,6 +211,7 @@ def planned() -> Strategy:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("to", "said"),
     [
@@ -230,6 +232,7 @@ def test_every_rounding_is_said_and_priced(to: str, said: list[str], planned: St
     assert all(row.cost is not None and row.cost["step_time_s"] > 0 for row in made.rows)
 
 
+@pytest.mark.slow
 def test_a_weight_that_no_style_of_a_module_cuts_is_whole() -> None:
     """T5's head is its table, which has a style once."""
     model = "zoo:t5-tiny"
@@ -448,7 +451,7 @@ PRICED = (
 )
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("pins", PRICED)
 @pytest.mark.parametrize("launcher", READERS, ids=lambda m: m.NAME)
 def test_what_is_exported_is_imported_at_its_price(
@@ -492,7 +495,7 @@ def test_what_is_exported_is_imported_at_its_price(
     )  # type: ignore[index]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("launcher", "suffix"),
     [(m, suffix) for m, suffix in FORMS if suffix != m.SUFFIX and m is not hf],
@@ -989,6 +992,7 @@ def test_each_network_of_maxtext_may_leave_one_axis_open(tmp_path: Path) -> None
         read_configuration(path, 60, domain=12)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("recompute", "lines"),
     [
@@ -1062,6 +1066,7 @@ def test_an_ending_that_a_launcher_has_no_form_of_is_refused(
     assert f"one of {others} " in e.value.help[0]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("to", "suffix"), [("maxtext", ".yaml"), ("levanter", ".yml")])
 def test_yaml_ends_in_either_way(to: str, suffix: str, planned: Strategy) -> None:
     assert hand_over(planned, LLAMA, to, suffix).text == hand_over(planned, LLAMA, to).text
@@ -1191,6 +1196,7 @@ def test_a_configuration_that_does_not_fit_is_priced_all_the_same(
     )
 
 
+@pytest.mark.slow
 def test_groups_of_a_plan_are_handed_over(tmp_path: Path) -> None:
     """Two copies, each over four neighbours: what MaxText and torchtitan say without rounding."""
     made = planner.plan(

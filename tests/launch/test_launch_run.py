@@ -79,6 +79,7 @@ def whole(m: types.ModuleType, arrays: dict[str, Any]) -> dict[str, np.ndarray]:
 # --- export
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "pins"),
     [
@@ -373,6 +374,7 @@ def test_data_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         m.next_batch(m.open_data(str(tmp_path / "large")), 0, 0, m.make_mesh())
 
 
+@pytest.mark.slow
 def test_a_fresh_start_is_the_same_under_every_plan() -> None:
     a, b = module(GPT, 8, "pp=2,dp=4,micro=4"), module(GPT, 8, "tp=8", unroll=True)
     (_, x, _), (_, y, _) = (

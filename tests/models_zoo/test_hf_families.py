@@ -367,6 +367,7 @@ NEWER = re.findall(
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", NEWER)
 def test_a_small_model_runs_and_no_token_sees_later_ones(kind: str, tmp_path: Path) -> None:
     model = from_config(write(tmp_path, {"model_type": kind, **SMALL}), {"weights": "inline"})
@@ -409,6 +410,7 @@ WINDOWS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "fields", "layers"), WINDOWS)
 def test_windows_are_those_of_the_layers(
     kind: str, fields: dict[str, Any], layers: str, tmp_path: Path

@@ -112,6 +112,7 @@ SPELLINGS = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("spec", "other"), SPELLINGS)
 def test_two_spellings_of_a_model_agree(spec: str, other: str) -> None:
     a, b = (models_zoo.build(f"{s},weights=inline") for s in (spec, f"{spec},{other}"))
@@ -387,6 +388,7 @@ SMALL: dict[str, st.SearchStrategy[str]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", SMALL)
 @given(st.data())
 @settings(max_examples=6, deadline=None)

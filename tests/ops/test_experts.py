@@ -177,6 +177,7 @@ def test_plans_say_what_was_assumed_of_the_router() -> None:
     )
 
 
+@pytest.mark.slow
 def test_large_mixtures_plan_to_send_tokens_to_their_experts() -> None:
     """Where the router is even; at the imbalance that is guessed, gathering weights within a node
     costs less than waiting for the busiest device."""

@@ -39,6 +39,7 @@ CASES: list[tuple[dict[str, Any], dict[str, tuple[int, ...]], bool]] = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("attrs", "shapes", "own"), CASES)
 def test_it_computes_what_onnx_says(
     attrs: dict[str, Any], shapes: dict[str, tuple[int, ...]], own: bool
@@ -91,6 +92,7 @@ def test_the_inverse_is_exact_where_powers_would_overflow() -> None:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize(("groups", "heads"), [(1, 4), (2, 4), (4, 4)])
 def test_its_flops_are_those_of_the_compiled_kernel(groups: int, heads: int, delta: bool) -> None:

@@ -84,6 +84,8 @@ def test_state_beside_hosted_tables_is_refused_before_the_search() -> None:
         )
 
 
+@pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "options",
     [

@@ -17,7 +17,7 @@ from planner.report.baselines import tuned_over
 from planner.report.summary import summary
 from planner.report.tables import comparison
 
-GPT = "zoo:gpt2-small,layers=2"
+GPT, TWO_LAYERS = "zoo:gpt2-small,layers=1", "zoo:gpt2-small,layers=2"
 
 
 def test_short_form() -> None:
@@ -146,6 +146,7 @@ def test_a_pinned_split_holds() -> None:
     assert {a["name"]: a["size"] for a in s.mesh} == {"data": 2, "tensor": 2}
 
 
+@pytest.mark.slow
 def test_axes_that_a_pin_does_not_name_are_free() -> None:
     """The pinned product shares its batch with the rest of the model instead of doing it twice."""
     name = node("mlp")
@@ -404,6 +405,7 @@ def test_of_a_list_of_sizes_those_that_lie_on_the_links_are_left(tmp_path: Path)
         planner.plan("zoo:gpt-tiny", devices=12, batch=24, pins=path)
 
 
+@pytest.mark.slow
 def test_pinned_stages_leave_the_other_axes_to_the_search() -> None:
     assert parse_pins("pp=2").mesh_choices(8) == [
         {"stage": 2, "data": 4},
@@ -524,10 +526,9 @@ def test_short_names_of_axes_mean_the_same_in_a_file(tmp_path: Path) -> None:
     }
     short.write_text("[mesh]\npp = 2\ndp = 4\n")
     assert parse_pins(short) == parse_pins("pp=2,dp=4")
-    assert planner.plan(GPT, devices=8, batch=16, pins=short, baselines=False).mesh_shape == (
-        ("stage", 2),
-        ("data", 4),
-    )
+    assert planner.plan(
+        TWO_LAYERS, devices=8, batch=16, pins=short, baselines=False
+    ).mesh_shape == (("stage", 2), ("data", 4))
     for wrong, says in (
         ("[mesh]\ndp = 2\ndata = 4\n", "both 'dp' and 'data'"),
         ("[techniques]\nmicro = 2\n", "did you mean 'microbatches'"),
@@ -556,6 +557,7 @@ def test_one_stage_is_no_pipeline(devices: int, pins: str, mesh: dict[str, int])
     assert planner.emit(made, "zoo:gpt-tiny")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("options", "says"),
     [

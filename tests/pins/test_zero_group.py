@@ -104,6 +104,7 @@ def test_groups_that_cannot_be_are_refused(pins: str) -> None:
     assert e.value.code == "P022" and "zero_group" in str(e.value)
 
 
+@pytest.mark.slow
 def test_the_search_offers_a_group_a_node() -> None:
     """Around a plan over several nodes that cuts the optimizer's state."""
     from tests.execution.test_pipeline import staged_search

@@ -208,6 +208,7 @@ def test_without_a_pin_a_size_is_chosen_where_it_spares_something() -> None:
         )
 
 
+@pytest.mark.slow
 def test_baselines_choose_a_size_too() -> None:
     s = planner.plan(
         "zoo:resnet50",

@@ -115,6 +115,7 @@ def finer(draw: st.DrawFn) -> Layout:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(finer(), finer(), st.booleans())
 def test_axes_that_keep_their_place_only_divide_what_moves(

@@ -161,6 +161,7 @@ def test_memory_is_that_of_microbatches_twice_as_large() -> None:
 # --- the search
 
 
+@pytest.mark.slow
 def test_a_search_takes_copies_where_they_pay() -> None:
     free, one, two = (
         planned(f"{MEGATRON},blocks=looped{pins}", WIDE, 16)
@@ -367,6 +368,7 @@ def test_a_plan_in_copies_costs_what_its_parts_do() -> None:
     assert sum(cost.exposed_by_axes.values()) == pytest.approx(cost.exposed_communication_time_s)
 
 
+@pytest.mark.slow
 def test_copies_are_tried_of_what_fits_and_of_equal_plans_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

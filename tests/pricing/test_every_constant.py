@@ -144,7 +144,7 @@ def products() -> Iterator[Product]:
         yield from (of, replace(of, convolution=True))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", device_names())
 def test_every_figure_of_a_device_is_read(name: str, tmp_path: Path) -> None:
     table = tomllib.loads((DEVICES / f"{name}.toml").read_text())

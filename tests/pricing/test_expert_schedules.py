@@ -84,6 +84,7 @@ def test_torchtitan_saves_every_second_product() -> None:
     assert not kinds & {"attention", "RoutedExperts", "residual"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("rows", "recompute", "fits"),
     [(1, "selective", True), (2, "selective", False), (2, "full", True)],
@@ -362,6 +363,7 @@ def test_megatron_is_planned_with_exchanges_beside_other_kernels() -> None:
         planned("exchanges=beside", runtime="fsdp")
 
 
+@pytest.mark.slow
 def test_pinned_exchanges_are_planned_where_the_best_plan_has_none() -> None:
     """Each mesh was solved for splits that send no rows, and refused for them."""
 
@@ -419,6 +421,7 @@ def test_the_price_of_a_frameworks_node_is_explained() -> None:
     assert named["per_device.h100-sxm.matmul"].startswith("megatron.toml:")
 
 
+@pytest.mark.slow
 def test_nothing_is_proven_where_exchanges_may_be_beside_kernels() -> None:
     """A pinned mesh with exchanges beside kernels was below the bound of plans that wait."""
 

@@ -66,7 +66,9 @@ def test_runs_that_nothing_was_fitted_to_are_priced_as_well_as_they_were(source:
     assert all(abs(x) <= trend for x in found.values()), found
 
 
-@pytest.mark.parametrize("source", PEAKS)
+@pytest.mark.parametrize(
+    "source", [pytest.param(s, marks=[pytest.mark.slow] * (s == "BigScience")) for s in PEAKS]
+)
 def test_memory_of_runs_that_nothing_was_fitted_to(source: str) -> None:
     """Sums of gradients in float32 explain what the bf16 runs hold."""
     mine = judged(source, memory=True)

@@ -43,6 +43,7 @@ def test_blocks_are_equal_and_small():
     assert row_blocks(1021, 10**6) == 1  # a prime: as one
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("classes", "beyond"), [(24, 0), (21, 0), (24, 3), (21, 2)])
 def test_loss_in_blocks_and_with_cut_classes_is_the_textbook_s(classes, beyond):
     """2 x 4 devices, rows over data and classes over model (the last piece padded with 21 classes),

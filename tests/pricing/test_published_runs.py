@@ -87,6 +87,7 @@ def test_estimates_of_published_runs_stay_as_good_as_they_are(source: str) -> No
     assert errors(outcomes(mine, [p.step_s() for p in mine]))["mean"] <= MOST[source]
 
 
+@pytest.mark.slow
 def test_runs_that_ran_out_of_memory_are_told() -> None:
     mine = prepared("Hagemann")
     found = outcomes(mine, [p.step_s() for p in mine])
@@ -167,7 +168,7 @@ def test_chunks_in_flight() -> None:
     assert in_flight(0, 1, 12, 1, "gpipe") == 1  # without stages each runs back at once
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved,virtual=2"])
 def test_stages_of_frameworks_do_their_own_part_alone(schedule: str) -> None:
     """Nothing is multiplied in bubbles, and under GPipe all microbatches wait for their backward

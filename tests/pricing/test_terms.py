@@ -29,6 +29,7 @@ def pricer_on(hardware: str, precision: str = "bf16-mixed") -> Pricer:
     return Pricer(topology, mesh, load_runtime("jax-shard_map"), load_recipe(precision))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize(
     ("hardware", "precision"), [("h100-sxm", "bf16-mixed"), ("h100-sxm", "fp8"), ("a100", "fp32")]

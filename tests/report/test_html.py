@@ -90,6 +90,7 @@ def test_every_bar_adds_up_to_the_step(pins: str) -> None:
     assert kinds.get("recompute", 0.0) == pytest.approx(costs["recompute_time_s"], rel=1e-4)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("pins", PINS)
 def test_the_peak_of_the_curve_is_the_priced_memory(pins: str) -> None:
     s, d = plan(pins), detail(pins)
@@ -524,6 +525,7 @@ def test_odd_plans_have_a_page(change: dict) -> None:
     sound(page([View("A", "odd.json", s), View("B", "even.json", Strategy.load(GOLDEN))]))
 
 
+@pytest.mark.slow
 def test_depth_does_not_grow_the_page(one: str) -> None:
     deep_spec = "zoo:gpt-tiny,hidden=256,layers=12"
     deep = page([view("tp=2,micro=2", "", deep_spec)])

@@ -202,6 +202,7 @@ def test_the_curve_peaks_at_the_priced_memory(spec: str, pins: str) -> None:
     assert dict(curve.bands)["parameters"][0] == pytest.approx(parts["parameters"], abs=1)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("spec", "pins"), CASES)
 def test_the_trace_has_a_process_per_stage_as_long_as_the_step(spec: str, pins: str) -> None:
     s = plan(pins, spec)
@@ -254,6 +255,7 @@ def test_a_long_pipeline_has_a_short_trace(monkeypatch: pytest.MonkeyPatch) -> N
     assert ends[0] == pytest.approx(ends[1], rel=1e-6)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("spec", "pins"), CASES)
 def test_the_file_says_what_a_stage_holds(spec: str, pins: str) -> None:
     s, d = plan(pins, spec), detail(pins, spec)
@@ -315,6 +317,7 @@ def test_many_stages_leave_some_out() -> None:
     assert text.count('class="stagerow"') == 4 and "stages 2 to 5 likewise" in Page.of(text).text
 
 
+@pytest.mark.slow
 def test_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec, pins = "zoo:gpt-tiny,layers=4", "pp=2,tp=2,dp=2,micro=4,schedule=1f1b"
     s = planner.plan(spec, devices=8, batch=16, pins=pins)

@@ -33,6 +33,7 @@ def step_of(strategy: Strategy) -> float:
     return float(strategy.costs["step_time_s"])
 
 
+@pytest.mark.slow
 def test_a_plan_that_was_measured_is_priced_as_measured(node: tuple[Path, Strategy]) -> None:
     """The same plan again takes what was measured: all of it is rates but launches and latencies."""
     path, before = node
@@ -48,6 +49,7 @@ def test_a_plan_that_was_measured_is_priced_as_measured(node: tuple[Path, Strate
     assert step_of(after) == pytest.approx(1.5 * step_of(plain), rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_range_is_narrow_for_the_same_model(node: tuple[Path, Strategy]) -> None:
     path, before = node
     asked = f"{path}={1.2 * step_of(before):.6g}s"

@@ -62,7 +62,7 @@ def again_at_least(space: Space, at: Techniques) -> float:
     return more[1] - plain[1]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "source, shape",
     [
@@ -200,7 +200,7 @@ PINS: list[str] = [
 @pytest.mark.parametrize(
     "source, machine, batch",
     [
-        ("zoo:gpt-tiny", {"devices": 2}, 32),
+        pytest.param("zoo:gpt-tiny", {"devices": 2}, 32, marks=pytest.mark.slow),
         pytest.param("zoo:gpt-tiny,layers=4", {"devices": 8}, 32, marks=pytest.mark.slow),
         pytest.param(
             "zoo:llama3-8b,layers=2",
@@ -299,6 +299,7 @@ def test_a_leafs_own_space_proves_more_of_plans_that_keep_results(
         assert plan.costs["step_time_s"] >= bound * (1 - ROUNDED), pins
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pins",
     [
@@ -352,6 +353,7 @@ def test_bounds_of_leaves_that_were_given_up_are_raised_in_the_end(
     )
 
 
+@pytest.mark.slow
 def test_meshes_that_were_never_looked_at_bound_what_was_given_up() -> None:
     """Whatever was seen of the meshes when patience ended, with and without memory for the aim."""
     for objective, patience in itertools.product(("step", "memory"), (0, 8)):
@@ -366,6 +368,7 @@ def test_meshes_that_were_never_looked_at_bound_what_was_given_up() -> None:
         assert explorer.bound() <= value and (best is None) == (patience == 0)
 
 
+@pytest.mark.slow
 def test_a_search_under_another_limit_begins_with_what_the_first_proved_of_meshes() -> None:
     """No plan that the first priced is below that, and a mesh is not looked at again where none can
     be below what is asked for."""

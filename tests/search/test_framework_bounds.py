@@ -19,7 +19,7 @@ from planner.space.option_arrays import arrays_of
 from planner.workload.open import open_model
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("runtime", ["fsdp", "megatron"])
 @pytest.mark.parametrize("source", ["llama3-8b,layers=2", "deepseek-v2-lite,layers=3"])
 def test_no_space_charges_more_than_the_price(source: str, runtime: str) -> None:
@@ -128,6 +128,7 @@ def test_spaces_run_again_what_the_framework_does() -> None:
     assert remade and "RoutedExperts" not in remade
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "runtime", "lora", "stages"),
     [

@@ -46,6 +46,7 @@ def test_one_that_is_off_or_seldomer_stays_so(setting: tuple[int, int, int], own
         assert gc.get_threshold()[0] == own
 
 
+@pytest.mark.slow
 def test_a_search_goes_without_the_cycle_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its objects are hundreds of thousands, and the collector would look at each."""
     gone: list[weakref.ref[object]] = []

@@ -82,6 +82,7 @@ def test_what_is_kept_is_in_both_in_one_order_and_not_beside_a_change(
     assert not any(k in found for c in nowhere for k in (c - 1, c, c + 1, *links.get(c, ())))
 
 
+@pytest.mark.slow
 def test_contents_know_no_names_and_no_repeats(tmp_path: Path) -> None:
     def of(source: str) -> tuple[str, ...]:
         return contents(GraphFacts.of(open_model(source, 8, batch=64).graph(1), training=True))
@@ -108,6 +109,7 @@ def test_contents_know_no_names_and_no_repeats(tmp_path: Path) -> None:
     assert said == {f"{of(GPT)}\n"}, "the same in every process"
 
 
+@pytest.mark.slow
 def test_a_layer_more_keeps_every_decision(tmp_path: Path) -> None:
     before = plan(HEAVY, tmp_path)
     assert kept(before) is None, "there was nothing to keep"
@@ -129,11 +131,11 @@ def test_a_layer_more_keeps_every_decision(tmp_path: Path) -> None:
 
 
 CHANGES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "images": ("zoo:resnet-tiny", "zoo:resnet-tiny,classes=12", {}),
     "vocabulary": (HEAVY, HEAVY.replace("32000", "32768"), {}),
     "an odd vocabulary": (HEAVY, HEAVY.replace("32000", "32001"), {}),
     "fewer layers": (HEAVY, HEAVY.replace("layers=4", "layers=2"), {}),
     "pins": (HEAVY, HEAVY.replace("32000", "32768"), {"pins": "tp=2,zero=1"}),
-    "images": ("zoo:resnet-tiny", "zoo:resnet-tiny,classes=12", {}),
     "inference": ("zoo:bert-tiny", "zoo:bert-tiny,layers=3", {"workload": "infer"}),
     "state on the host": (
         HEAVY,
@@ -144,7 +146,7 @@ CHANGES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] * (n == "state on the host")) for n in CHANGES],
@@ -177,6 +179,7 @@ def test_what_changed_is_solved_and_the_rest_kept(name: str, tmp_path: Path) -> 
     assert kept(plan(new, tmp_path, **more)) is None, "where all was searched, that is the answer"
 
 
+@pytest.mark.slow
 def test_no_split_of_what_was_solved_anew_would_be_better(tmp_path: Path) -> None:
     """Every operator that changed has the best of its splits, all else as it is."""
     plan(HEAVY, tmp_path)
@@ -211,6 +214,7 @@ def test_where_it_is_not_good_enough_all_is_searched(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_most_alike_of_the_searches_before_is_kept(tmp_path: Path) -> None:
     like, other = HEAVY.replace("32000", "32768"), HEAVY.replace("32000", "16000")
     plan(like, tmp_path)
@@ -227,7 +231,7 @@ def planned_anew(source: str) -> Strategy:
     return plan(source, None, incremental=False)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     "rows", [None, 3, [3], [{}], [WRONG], "gone", "short", "strange", "endless"]
 )
@@ -257,6 +261,7 @@ def test_a_history_that_does_not_hold_is_none(rows: Any, tmp_path: Path) -> None
     assert kept(made) is None and text(made) == text(planned_anew(new))
 
 
+@pytest.mark.slow
 def test_a_history_is_bounded(tmp_path: Path) -> None:
     for width in range(MOST_SEARCHES + 3):
         plan(f"zoo:mlp-tiny,hidden={16 + 8 * width}", tmp_path)

@@ -43,7 +43,7 @@ def search(source: str, devices: int, batch: int, **options: Any) -> tuple[Searc
     )
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("source", "devices", "batch"), CASES)
 def test_an_axis_does_what_it_is_called_in_most_of_the_work(
     source: str, devices: int, batch: int
@@ -248,6 +248,7 @@ def test_old_names_are_read() -> None:
     ] == ["tensor", "tensor", "tensor", "data", "data", "data", "", "", ""]
 
 
+@pytest.mark.slow
 def test_of_plans_as_fast_and_as_small_the_one_without_a_second_axis_of_its_kind() -> None:
     request = make_request(devices=16, hardware=None, topology=None)
     search = Search(

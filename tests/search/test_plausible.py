@@ -63,9 +63,9 @@ def test_a_batch_that_is_padded_a_little_or_cut_by_hand_is_not_refused() -> None
 
 
 def test_a_count_that_leaves_nodes_ragged_is_said_with_the_nearest_and_what_fewer_take() -> None:
-    made = planner.plan(GPT, devices=12, batch=24)
+    made = planner.plan("zoo:mlp-tiny", devices=12, batch=24, baselines=False)
     said = next(row["text"] for row in made.findings if row["kind"] == "devices")
-    fewer = planner.plan(GPT, devices=8, batch=24)
+    fewer = planner.plan("zoo:mlp-tiny", devices=8, batch=24, baselines=False)
     from costmodels.hardware.units import show_time
 
     assert (
@@ -79,11 +79,14 @@ def test_a_count_that_leaves_nodes_ragged_is_said_with_the_nearest_and_what_fewe
     for devices in (6, 16):  # part of one node; whole nodes
         assert not [
             row
-            for row in planner.plan(GPT, devices=devices, batch=48, baselines=False).findings
+            for row in planner.plan(
+                "zoo:mlp-tiny", devices=devices, batch=48, baselines=False
+            ).findings
             if row["kind"] == "devices"
         ]
 
 
+@pytest.mark.slow
 def test_fewer_devices_that_are_faster_are_said() -> None:
     request = make_request(devices=12, hardware=None, topology=None, baselines=False)
     model = Model.open(GPT, Workload(batch=24), 12)

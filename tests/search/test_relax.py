@@ -18,6 +18,7 @@ from planner.space.variables import Space
 from planner.workload.model import Model, Workload
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("source", "devices", "batch"),
     [
@@ -86,6 +87,7 @@ def test_bounds_are_those_of_the_assembled_problem(source: str, devices: int, ba
     assert checked >= 6
 
 
+@pytest.mark.slow
 def test_bounds_below_a_target_are_the_same_without_options_that_miss_it() -> None:
     request = make_request(
         devices=16, hardware=None, topology=None, pins=parse_pins("blocks=looped")
@@ -188,6 +190,7 @@ def test_a_bound_for_some_chunks_a_stage_bounds_others(source: str, batch: int) 
                     assert told >= 0.75 * bounds[v]
 
 
+@pytest.mark.slow
 def test_bounds_stand_where_tables_would_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     request = make_request(devices=8, hardware=None, topology=None)
     search = Search(Model.open("zoo:bert-tiny", Workload("train", batch=24), 8), request)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,12 @@ ROOT = Path(__file__).parents[2]
 GPT = "zoo:gpt2-small,layers=3"
 
 
+@cache
+def searched(source: str, devices: int, batch: int) -> SearchResult:
+    """A search without options, once for all tests that only look at what it found."""
+    return search(source, devices, batch)
+
+
 def search(
     source: str, devices: int, batch: int, kind: str = "train", **options: Any
 ) -> SearchResult:
@@ -36,7 +43,7 @@ def search(
     return Search(Model.open(source, Workload(kind, batch=batch), devices), request).run()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("source", "devices", "batch"),
     [
@@ -49,7 +56,7 @@ def search(
     ],
 )
 def test_never_worse_than_a_baseline_that_fits(source: str, devices: int, batch: int) -> None:
-    found = search(source, devices, batch)
+    found = searched(source, devices, batch)
     assert found.best is not None
     assert {"data_parallel", "zero3", "replicated"} <= set(found.baselines)
     limit = make_request(devices=devices, hardware=None, topology=None).limit_bytes
@@ -59,9 +66,21 @@ def test_never_worse_than_a_baseline_that_fits(source: str, devices: int, batch:
             assert found.best.cost.step_time_s <= c.cost.step_time_s * 1.002, label
 
 
-@pytest.mark.parametrize("solver", ["dp", "recursive", "ilp"])
+@cache
+def exact() -> SearchResult:
+    return search(GPT, 8, 64, solver="dp")
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        pytest.param("dp", marks=pytest.mark.slow),
+        "recursive",
+        pytest.param("ilp", marks=pytest.mark.slow),
+    ],
+)
 def test_solvers_agree_and_bounds_hold(solver: str) -> None:
-    best = [search(GPT, 8, 64, solver=s) for s in ("dp", solver)]
+    best = [exact(), search(GPT, 8, 64, solver=solver)]
     first, found = best[0].best, best[1].best
     assert first is not None and found is not None
     assert found.cost.step_time_s == pytest.approx(first.cost.step_time_s, rel=0.01)
@@ -69,11 +88,12 @@ def test_solvers_agree_and_bounds_hold(solver: str) -> None:
     assert best[1].bound_s <= first.cost.step_time_s * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "devices", "batch"),
     [
         ("zoo:gpt2-xl,layers=4", 16, 512),
-        ("zoo:llama3-8b,layers=2", 8, 16),
+        pytest.param("zoo:llama3-8b,layers=2", 8, 16, marks=pytest.mark.slow),
         pytest.param("zoo:resnet50", 16, 64, marks=pytest.mark.slow),
     ],
 )
@@ -99,14 +119,14 @@ def test_an_unstaged_plan_costs_no_less_than_its_solver_said(
         )
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "pins",
     ["dp=4,tp=2", "dp=2,tp=4", "zero=3", "recompute=block", "micro=4", "dp=8,zero=0,micro=2"],
 )
 def test_no_pinned_plan_is_below_the_bound(pins: str) -> None:
     free, pinned = (
-        search(GPT, 8, 64),
+        searched(GPT, 8, 64),
         search(GPT, 8, 64, pins=pins, mode="semi-auto", baselines=False),
     )
     assert free.best is not None and pinned.best is not None
@@ -125,7 +145,7 @@ def test_no_pinned_plan_is_below_the_bound(pins: str) -> None:
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("devices", [1, 7, 12, 24, 2048])
+@pytest.mark.parametrize("devices", [1, 7, 12, 24, pytest.param(2048, marks=pytest.mark.slow)])
 def test_any_number_of_devices(devices: int) -> None:
     if devices == 7:
         found = search(GPT, 7, 56)
@@ -140,6 +160,7 @@ def test_any_number_of_devices(devices: int) -> None:
         assert found.best.cost.distinct_work > 0.9
 
 
+@pytest.mark.slow
 def test_three_axes_are_tried_around_the_best_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     source, devices, batch = "zoo:gpt2-small,layers=1,seq=64", 16, 16
     finer = search(source, devices, batch)
@@ -172,6 +193,7 @@ def test_a_wide_tensor_axis_is_parted_where_the_links_are() -> None:
     assert across(make_request(devices=8, hardware="h100", topology=None).topology, 1) == ()
 
 
+@pytest.mark.slow
 def test_more_meshes_are_refined_where_the_bound_is_far(monkeypatch: pytest.MonkeyPatch) -> None:
     source, devices, batch = "zoo:llama3-8b,layers=2", 16, 64
     near = search(source, devices, batch)
@@ -227,11 +249,12 @@ def test_data_parallel_mode_cuts_only_the_batch() -> None:
 
 
 def test_memory_objective_needs_no_more_memory() -> None:
-    fast, small = search(GPT, 8, 64), search(GPT, 8, 64, objective="memory")
+    fast, small = searched(GPT, 8, 64), search(GPT, 8, 64, objective="memory")
     assert fast.best is not None and small.best is not None
     assert small.best.cost.memory.total < fast.best.cost.memory.total
 
 
+@pytest.mark.slow
 def test_for_memory_no_plan_is_priced_that_is_known_to_be_larger() -> None:
     """Of a leaf's smallest plan state, activations and working set are known before it is priced as
     a whole, and that price is never below them."""
@@ -251,6 +274,7 @@ def test_for_memory_no_plan_is_priced_that_is_known_to_be_larger() -> None:
     assert all(known < so_far for (_, known), so_far in zip(sizes[1:], least, strict=False))
 
 
+@pytest.mark.slow
 def test_less_memory_is_respected_and_costs_time() -> None:
     free = search("zoo:gpt-tiny,hidden=256,layers=3", 4, 64, baselines=False)
     assert free.best is not None
@@ -283,6 +307,7 @@ def test_nothing_fits_names_the_smallest_plan_and_remedies_that_fit() -> None:
     )
 
 
+@pytest.mark.slow
 def test_hardware_with_more_memory_is_quoted_where_it_fits() -> None:
     """Ten bytes and more a parameter of 1.9 billion: too many for a V100's 16 GB, not for 32."""
     where: dict[str, Any] = {"devices": 1, "batch": 2, "precision": "fp16"}
@@ -424,6 +449,7 @@ def test_what_the_work_limit_cut_is_solved_again(monkeypatch: pytest.MonkeyPatch
     assert deep.bound_s > 0.998 * deep.best.cost.step_time_s
 
 
+@pytest.mark.slow
 def test_a_plan_that_fits_with_room_goes_before_a_tight_tie() -> None:
     """The fastest plan would fit tightly: within the range of its step there is one that fits with
     the upper end of its range, and the bound says that it is of such plans."""

@@ -91,7 +91,7 @@ def test_what_enters_a_block_is_converted_for_each_repeat(source: str, workload:
     assert report.ok, report.verdicts
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("other", ["recompute=block", "zero=3", "pp=2", "copies=2"])
 def test_what_only_loops_do_contradicts(other: str) -> None:
     assert step(other).chosen.blocks == "looped"
@@ -117,6 +117,7 @@ def test_ways_searched_alone_leave_out_what_both_have_had() -> None:
         assert all(m.stages == 1 for m in offered.meshes())
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("pins", ["zero=3", "pp=2", "copies=2"])
 def test_baselines_that_keep_no_pin_may_have_their_blocks_written_out(pins: str) -> None:

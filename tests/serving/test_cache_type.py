@@ -85,6 +85,7 @@ def test_a_program_generates_what_a_model_with_a_rounded_cache_does(
     assert (tokens == run(models_zoo.build(source), ids, 6, True)[0]).all()
 
 
+@pytest.mark.slow
 def test_half_the_bytes_are_kept_and_read() -> None:
     ask: dict[str, Any] = {"prompt": 2048, "generate": 64, "concurrency": 64, "devices": 4}
     wide, narrow = (serve(MODEL, cache_type=kind, **ask) for kind in ("compute", "fp8"))

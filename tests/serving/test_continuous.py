@@ -141,6 +141,7 @@ def test_events_are_single_steps(limits: Limits, prefilled: bool) -> None:
     assert fast.sequence_s == pytest.approx(plain.sequence_s)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("load", [0.3, 0.7])
 def test_one_at_a_time_waits_as_an_m_d_1_queue(load: float) -> None:
     """Pollaczek and Khinchine: the mean wait is load / (2 (1 - load)) services."""

@@ -42,6 +42,7 @@ def test_a_draft_that_never_pays_says_so() -> None:
     assert made["break_even"] is None and made["verify"]["1"] == pytest.approx(2.0)
 
 
+@pytest.mark.slow
 def test_what_pays_for_one_sequence_pays_less_for_many() -> None:
     few, many = (
         serve(MODEL, prompt=512, generate=64, concurrency=n, devices=1, draft=0.1) for n in (1, 512)

@@ -42,6 +42,7 @@ def sent(phase: Phase) -> dict[str, list[float]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("engine", "kind"), [(e, k) for e in ("sglang", "vllm") for k in ("prompts", "generation")]
@@ -75,6 +76,7 @@ def test_exchanges_are_near_those_that_were_measured(devices: int) -> None:
     assert 0.67 < phase.exchange_s / layers / measured < 1.33
 
 
+@pytest.mark.slow
 def test_halves_take_turns_where_that_is_shorter() -> None:
     run = Run("", "prompts", 32, 1024, 8, 0.0)
     pair, phase = priced(run, "fp8", "sglang", FEW_LAYERS)

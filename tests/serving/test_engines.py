@@ -142,7 +142,7 @@ def test_replicas_of_several_nodes_are_started_on_each(serving: Serving) -> None
 def mixture() -> Serving:
     """Two nodes of eight."""
     return serve(
-        "zoo:deepseek-tiny",
+        "zoo:deepseek-tiny,layers=2",
         prompt=16,
         generate=8,
         concurrency=32,

@@ -7,6 +7,7 @@ import glob
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ NEAR = 0.1
 E4M3 = ml_dtypes.float8_e4m3fn
 
 
+@cache
 def planned(source: str, precision: str, devices: int = 8, **more: Any) -> Serving:
     ask: dict[str, Any] = {"prompt": 8, "generate": 6, "concurrency": 8, **more}
     return serve(source, devices=devices, precision=precision, **ask)
@@ -279,6 +281,7 @@ def test_devices_without_float8_are_told() -> None:
         assert "fp8: weights of products and experts" in text and "2 bytes a parameter" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["vllm", pytest.param("sglang", marks=pytest.mark.slow)])
 def test_engines_are_told(engine: str) -> None:
     made = planned("zoo:llama3-8b,layers=1", "fp8", devices=4, objective="tpot")

@@ -154,6 +154,7 @@ def test_tokens_are_those_of_the_model_without_a_cache(tmp_path: Path) -> None:
     assert (tokens == uncached("zoo:deepseek-tiny,weights=inline", ids, 6)).all()
 
 
+@pytest.mark.slow
 def test_nothing_is_made_of_earlier_tokens_in_a_step() -> None:
     """No tensor but caches and their mask has as many rows as there are earlier tokens."""
     made = serve(TINY, prompt=32, generate=5, concurrency=8, devices=2)
@@ -201,7 +202,7 @@ def in_two(model: Any, transposed: bool) -> Any:
     return model
 
 
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("transposed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_keys_and_values_may_have_matrices_of_their_own(transposed: bool, tmp_path: Path) -> None:
     source = str(tmp_path / "model.onnx")
     onnx.save(in_two(models_zoo.build(TINY), transposed), source)

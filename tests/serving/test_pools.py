@@ -149,6 +149,7 @@ def test_pools_are_chosen_where_they_are_better_and_say_what_they_are(
     assert together.traffic["tpot_s"]["p99"] > apart.traffic["tpot_s"]["p99"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "engine", [pytest.param(e, marks=[pytest.mark.slow] * (e == "vllm")) for e in ENGINES]
 )
@@ -194,6 +195,7 @@ def test_a_script_starts_replicas_of_both_kinds(
     assert f"{pools['prefill']['replicas']} of prefill" in made.cost
 
 
+@pytest.mark.slow
 def test_there_are_no_pools_of_one_device_or_of_requests_without_generation() -> None:
     ask: dict[str, Any] = {"prompt": 8, "rate": 5, "concurrency": 4, "pools": True}
     for generate, devices in ((3, 1), (1, 2)):

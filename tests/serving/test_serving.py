@@ -11,6 +11,7 @@ import pytest
 
 import models_zoo
 from benchmarks.decode_bytes import CASES, apart
+from planner.cache.folder import Cache
 from planner.cli import main
 from planner.commands.programs import write_files
 from planner.errors import PlanError
@@ -416,9 +417,10 @@ def test_int8_weights_are_what_the_page_says(source, tmp_path) -> None:
     ).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
-    ["zoo:llama3-8b,layers=4", pytest.param("zoo:mixtral-8x7b,layers=2", marks=pytest.mark.slow)],
+    ["zoo:llama3-8b,layers=1", pytest.param("zoo:mixtral-8x7b,layers=2", marks=pytest.mark.slow)],
 )
 def test_a_byte_a_weight_is_read_as_such(source) -> None:
     """Priced alone: as products quantised to int8, and experts too; the cache stays as it is."""
@@ -472,7 +474,7 @@ def test_figures_add_up_and_the_cache_is_what_a_hand_counts() -> None:
     assert 0 <= made.service["gap"] < 1
 
 
-def test_each_objective_gets_the_best_of_what_was_priced_and_the_front_holds_it() -> None:
+def test_each_objective_gets_the_best_of_what_was_priced_and_the_front_holds_it(tmp_path) -> None:
     kept: dict[str, Serving] = {}
     for objective, figure, sign in (
         ("ttft", "ttft_s", 1),
@@ -486,6 +488,7 @@ def test_each_objective_gets_the_best_of_what_was_priced_and_the_front_holds_it(
             concurrency=32,
             devices=4,
             objective=objective,
+            cache=Cache(tmp_path),  # of all three the searches are the same
         )
         least = min(sign * r[figure] for r in made.rows if r["fits"])
         assert sign * made.figures[figure] <= least + 2e-3 * abs(least)
@@ -594,6 +597,7 @@ def test_a_decode_step_reads_weights_and_cache_once(case) -> None:
     assert found["step"]["copied_bytes"] < 10e6
 
 
+@pytest.mark.slow
 def test_meshes_lie_along_the_links_of_nodes_that_are_no_power_of_two() -> None:
     """Two heads of keys over 24 devices: a replica of 12 or 24 would cut a node in thirds."""
     made = serve("zoo:llama-tiny,cache=1", prompt=16, generate=4, concurrency=24, devices=24)

@@ -112,12 +112,14 @@ def test_states_count_by_their_own_bytes(hybrid: Serving) -> None:
     assert alone["memory_bytes"] > kept
 
 
+@pytest.mark.slow
 def test_states_do_not_grow_with_the_length() -> None:
     short, long = (serve("zoo:ssm-tiny", **{**ASKED, "prompt": n}) for n in (24, 240))
     assert short.figures["state_bytes"] == long.figures["state_bytes"] > 0
     assert long.figures["cache_bytes"] == 0
 
 
+@pytest.mark.slow
 def test_a_step_is_priced_as_its_states_cross_memory() -> None:
     """Twice as many sequences take longer by what their states take to be read and written, and not
     by much more."""
@@ -148,7 +150,9 @@ def test_engines_are_told_how_states_are_kept(hybrid: Serving) -> None:
     assert "mamba" not in hand_over(rows_alone, "vllm").text
 
 
-@pytest.mark.parametrize("source", ["zoo:hybrid-tiny", "zoo:ssm-tiny"])
+@pytest.mark.parametrize(
+    "source", [pytest.param("zoo:hybrid-tiny", marks=pytest.mark.slow), "zoo:ssm-tiny"]
+)
 def test_requests_that_arrive_find_room_for_states(source, capsys) -> None:
     made = serve(source, prompt=24, generate=8, rate=50, devices=2)
     t = made.traffic
@@ -176,6 +180,7 @@ def test_states_go_to_the_replicas_that_generate(monkeypatch) -> None:
     assert len(keys) > 1 and keys[0] > SEQUENCE / 450e9
 
 
+@pytest.mark.slow
 def test_both_phases_keep_the_same_weights_in_float8() -> None:
     """Projections whose rows convolutions keep are no heads, in steps either."""
     made = serve("zoo:hybrid-tiny", **ASKED, precision="fp8")

@@ -109,6 +109,7 @@ def test_no_number_is_tried_for_ever() -> None:
     assert Short(1, "", 1.0).why == ""
 
 
+@pytest.mark.slow
 def test_a_plan_meets_its_target_or_says_by_how_much_it_does_not() -> None:
     free = serve(MODEL, rate=60, devices=2, **ASK)
     assert free.traffic is not None and free.traffic["targets"] == []

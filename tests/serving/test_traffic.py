@@ -75,7 +75,7 @@ def test_what_is_priced_at_the_plans_own_sizes_is_the_plans_price() -> None:
 
 
 def test_the_plan_serves_most_of_those_priced_and_each_figure_fits_the_others() -> None:
-    made = serve(MODEL, prompt=512, generate="8..64", rate=20, devices=2, concurrency=32)
+    made = serve(MODEL, prompt=512, generate="8..64", rate=20, devices=1, concurrency=32)
     t = made.traffic
     assert t is not None and t["stable"]
     assert t["most_per_s"] == pytest.approx(max(r["most_per_s"] for r in made.rows), rel=2e-3)
@@ -89,10 +89,11 @@ def test_the_plan_serves_most_of_those_priced_and_each_figure_fits_the_others() 
         20 * 35 * t["tpot_s"]["p50"], rel=0.3
     )
     assert 0 < t["busy"] <= 1 and 0 <= t["block_waste"] < 16 / 520
-    again = serve(MODEL, prompt=512, generate="8..64", rate=20, devices=2, concurrency=32)
+    again = serve(MODEL, prompt=512, generate="8..64", rate=20, devices=1, concurrency=32)
     assert again.traffic == t
 
 
+@pytest.mark.slow
 def test_more_than_is_served_is_said_and_fewer_wait_less() -> None:
     made = serve(MODEL, prompt=512, generate=32, rate=40, devices=1, concurrency=32)
     assert made.traffic is not None
@@ -168,8 +169,14 @@ def test_lengths_of_sequences_that_begin_together_are_one(
     assert "--rate is empty" in capsys.readouterr().err
 
 
-def test_a_file_whose_traffic_was_edited_is_refused(tmp_path: Path) -> None:
-    made = serve(TINY, prompt=8, generate=4, rate=5, devices=2, concurrency=4)
+@pytest.fixture(scope="module")
+def arriving() -> Serving:
+    """A small plan for requests that arrive."""
+    return serve(TINY, prompt=8, generate=4, rate=5, devices=2, concurrency=4)
+
+
+def test_a_file_whose_traffic_was_edited_is_refused(arriving: Serving, tmp_path: Path) -> None:
+    made = arriving
     made.save(tmp_path / "p.json")
     assert Serving.load(tmp_path / "p.json").to_json() == made.to_json()
     data = json.loads((tmp_path / "p.json").read_text())
@@ -192,8 +199,8 @@ def test_a_file_whose_traffic_was_edited_is_refused(tmp_path: Path) -> None:
         assert e.value.code == "P057"
 
 
-def test_a_file_whose_service_was_edited_is_refused(tmp_path: Path) -> None:
-    made = serve(TINY, prompt=8, generate=4, rate=5, devices=2, concurrency=4)
+def test_a_file_whose_service_was_edited_is_refused(arriving: Serving, tmp_path: Path) -> None:
+    made = arriving
     for change in ({"objective": "most"}, {"most_sequences": "x"}, {"draft": {"cost": -1}}):
         replace(made, service={**made.service, **change}).save(tmp_path / "p.json")
         with pytest.raises(PlanError) as e:

@@ -152,6 +152,7 @@ def test_a_sample_of_conversions_is_exact_in_value_and_gradient() -> None:
     run_pairs(random.Random(5).sample(PAIRS, 40), SHAPE)
 
 
+@pytest.mark.slow
 def test_padded_conversions_are_exact_too() -> None:
     pairs = [p for p in PAIRS if not p[0].partial]
     run_pairs(random.Random(6).sample(pairs, 30), UNEVEN)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
@@ -49,36 +51,65 @@ def random_problem(seed: int, nodes: int | None = None, most: int = 4, span: int
     kind = rng.random()
     if kind < 0.2:
         return problem
-    from dataclasses import replace
-
-    peaks = [
-        evaluate(problem, x).peak_usage
-        for x in itertools.islice(itertools.product(*[range(s) for s in sizes]), 20_000)
-    ]
+    peaks = every_choice(problem, 20_000).peak_usage
     if kind < 0.3:
-        return replace(problem, usage_limit=max(0, min(peaks) - 1))
+        return replace(problem, usage_limit=max(0, int(peaks.min()) - 1))
     return replace(problem, usage_limit=int(np.quantile(peaks, rng.uniform(0, 0.5))))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Choices, a row each: what `evaluate` says of one at a time. cost: of those that choose nothing
+    forbidden."""
+
+    choice: np.ndarray
+    cost: np.ndarray
+    peak_usage: np.ndarray
+    feasible: np.ndarray
+
+
+def every_choice(problem: Problem, most: int | None = None) -> Judged:
+    """All choices of a problem, or the first so many, the last node's options next to each other.
+
+    Array by array over the choices: one by one takes most of the solvers' tests. That it says what
+    `evaluate` says is tested (tests/solvers/test_solvers.py).
+    """
+    sizes = [len(c) for c in problem.cost]
+    count = prod(sizes) if most is None else min(most, prod(sizes))
+    rows = np.arange(count)
+    x = np.array(np.unravel_index(rows, sizes) if sizes else [], np.int64).reshape(-1, count)
+    picked = [c[k] for c, k in zip(problem.cost, x, strict=True)]
+    for (u, v), t in zip(problem.edges, problem.edge_table, strict=True):
+        picked.append(problem.tables[t][x[u], x[v]])
+    forbidden = np.zeros(count, bool)
+    cost = np.zeros(count, np.int64)
+    for value in picked:
+        forbidden |= value >= FORBIDDEN
+        cost += np.where(value >= FORBIDDEN, 0, value)
+    peak = np.zeros(count, np.int64)
+    for at in np.unique(problem.live_span[:, 0]) if len(problem.live_span) else ():
+        live = (problem.live_span[:, 0] <= at) & (at < problem.live_span[:, 1])
+        held = np.zeros(count, np.int64)
+        for j in np.flatnonzero(live):
+            held += problem.live_usage[j][x[problem.live_node[j]]]
+        peak = np.maximum(peak, held)
+    limit = problem.usage_limit
+    fits = np.ones(count, bool) if limit is None else peak <= limit
+    return Judged(x.T, cost, peak, fits & ~forbidden)
 
 
 def brute_force(problem: Problem) -> int | None:
     """The optimum by trying everything; None when nothing is feasible."""
-    best = None
-    for x in itertools.product(*[range(len(c)) for c in problem.cost]):
-        verdict = evaluate(problem, x)
-        if verdict.feasible and (best is None or verdict.cost < best):
-            best = verdict.cost
-    return best
+    every = every_choice(problem)
+    return int(every.cost[every.feasible].min()) if every.feasible.any() else None
 
 
 def least_with(problem: Problem) -> list[np.ndarray]:
     """Per node the least cost of a choice that fits with each option, by trying everything; inf
     where there is none."""
-    found = [np.full(len(c), np.inf) for c in problem.cost]
-    for x in itertools.product(*[range(len(c)) for c in problem.cost]):
-        verdict = evaluate(problem, x)
-        if verdict.feasible:
-            for least, k in zip(found, x, strict=True):
-                least[k] = min(least[k], verdict.cost)
+    every, found = every_choice(problem), [np.full(len(c), np.inf) for c in problem.cost]
+    for least, k in zip(found, every.choice.T, strict=True):
+        np.minimum.at(least, k[every.feasible], every.cost[every.feasible])
     return found
 
 

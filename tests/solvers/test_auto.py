@@ -100,6 +100,7 @@ def test_two_processes_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) ->
     assert verdict.feasible and verdict.cost <= 1.02 * evaluate(problem, found.choice).cost
 
 
+@pytest.mark.slow
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "numba_is_there", lambda: False)
     monkeypatch.setattr(auto, "NARROW", 1)
@@ -245,6 +246,7 @@ def test_many_nodes_are_repaired_by_array_operations(monkeypatch: pytest.MonkeyP
     )
 
 
+@pytest.mark.slow
 def test_what_is_too_wide_for_elimination_is_proven_with_compiled_loops_and_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from math import prod
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from planner.solvers import dp, solve
 from planner.solvers.exact.elimination import compile_tree
 from planner.solvers.problem import Budget, Problem, evaluate
-from tests.solvers.problems import brute_force, least_with, random_problem
+from tests.solvers.problems import brute_force, every_choice, least_with, random_problem
 
 
 @cache
@@ -20,6 +21,23 @@ def cases() -> list[tuple[Problem, int | None]]:
     process that collects tests."""
     problems = [random_problem(seed) for seed in range(200)]
     return [(problem, brute_force(problem)) for problem in problems]
+
+
+def test_choices_judged_together_are_judged_as_each_alone() -> None:
+    feasible = 0
+    for problem, _ in cases()[:40]:
+        every = every_choice(problem)
+        assert len(every.choice) == prod(len(c) for c in problem.cost)
+        assert len({tuple(x) for x in every.choice.tolist()}) == len(every.choice)
+        for row in range(0, len(every.choice), max(1, len(every.choice) // 20)):
+            alone = evaluate(problem, every.choice[row])
+            assert (every.peak_usage[row], every.feasible[row]) == (
+                alone.peak_usage,
+                alone.feasible,
+            )
+            assert alone.forbidden or every.cost[row] == alone.cost
+            feasible += alone.feasible
+    assert feasible > 100
 
 
 def test_the_cases_are_what_they_should_be() -> None:
@@ -48,7 +66,9 @@ def test_exact_solvers_find_the_optimum(name: str) -> None:
         assert best - found.bound <= 1e-6 * max(1, best)
 
 
-@pytest.mark.parametrize("entries, often", [(6e7, 50), (20, 10)])
+@pytest.mark.parametrize(
+    "entries, often", [(6e7, 50), pytest.param(20, 10, marks=pytest.mark.slow)]
+)
 def test_what_costs_as_much_is_not_looked_for(
     entries: float, often: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +351,7 @@ def test_labels_of_least_regret_alone_grow_as_all_do(monkeypatch: pytest.MonkeyP
     assert answers[0] == answers[1]
 
 
+@pytest.mark.slow
 def test_recursive_is_near_the_optimum_where_memory_binds() -> None:
     """An encoder and a decoder on 8 x 8 devices in half of the memory: its alphabet has to have
     strategies of both sides of the limit."""

@@ -82,6 +82,7 @@ def plan_of(space: Space, choice: tuple[int, ...], t: Techniques) -> Plan:
     )
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("source", "batch"), MODELS)
 @pytest.mark.parametrize("zero", [0, 1, 2])
 def test_objective_of_the_optimum_is_the_price_of_the_plan(
@@ -134,6 +135,7 @@ def test_values_in_host_memory_are_in_the_problem() -> None:
     assert held == pytest.approx(cost.memory.total - cost.memory.temporary, rel=1e-6, abs=8)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("source", "batch"), MODELS)
 @pytest.mark.parametrize(
     "techniques", [Techniques(1), Techniques(2, "block-keep"), Techniques(0, "block")]
@@ -156,6 +158,7 @@ def test_usage_is_the_memory_of_the_plan(source: str, batch: int, techniques: Te
     assert least_usage(space, techniques) <= cost.memory.total
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("source", "batch"),
     [("zoo:gpt2-small,layers=1", 8), ("zoo:resnet50,blocks=1-1-1-1", 32), ("zoo:mlp,layers=3", 64)],
@@ -270,6 +273,7 @@ def test_overlap_of_the_runtime_is_in_the_objective() -> None:
     assert evaluate(problem, found.choice).cost / PICO == pytest.approx(cost.step_time_s, rel=1e-6)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("micro", [2, 4, 16])
 @pytest.mark.parametrize("zero", [0, 1, 2])
 def test_the_whole_batch_in_one_piece_bounds_any_number_of_microbatches(
@@ -364,6 +368,7 @@ def test_a_restricted_space_is_the_space_with_fewer_options() -> None:
     assert all(c.min() < FORBIDDEN for c in assemble(small, Techniques(1), None).cost)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("source", "batch"),
     [

@@ -133,6 +133,7 @@ def test_a_parameter_s_layout_that_cannot_be_is_refused() -> None:
         plan("hybrid", {"mesh": MESH, "*.q_proj.weight": {"layout": [["tensor"], ["tensor"]]}})
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("mode", "pins"),

@@ -69,7 +69,7 @@ def test_the_peak_over_moments_is_that_of_what_is_kept_and_the_largest_working_s
             assert usage >= evaluate(plain, choice).peak_usage + least_working(space, at) - 64
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("source", "sizes"), CASES)
 def test_what_level_3_gathers_is_counted_and_no_more_than_plans_hold(
     source: str, sizes: dict[str, int]

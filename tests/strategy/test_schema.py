@@ -84,6 +84,7 @@ def test_every_technique_of_a_pin_is_in_its_schema() -> None:
     assert PinTechniques.__annotations__.keys() == {t.name for t in TECHNIQUES if t.pin_type}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("spec", CASES)
 def test_what_is_planned_is_accepted(spec: str) -> None:
     jsonschema.validate(json.loads(planner.plan(spec, **CASES[spec]).to_json()), schema.schema())
@@ -103,6 +104,7 @@ def test_baselines_are_accepted_and_faults_are_not() -> None:
             jsonschema.validate(table | fault, schema.schema())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "rows"),
     [({}, 20), pytest.param({"fold": False, "solver": "recursive"}, 2000, marks=pytest.mark.slow)],

@@ -61,18 +61,7 @@ def compiler(
 
 def plan(*more: str) -> int:
     return main(
-        [
-            SOURCE,
-            "--devices",
-            "8",
-            "--batch",
-            "1024",
-            "--confirm",
-            "gpu:h100",
-            "-o",
-            "c.json",
-            *more,
-        ]
+        [SOURCE, "--devices", "4", "--batch", "512", "--confirm", "gpu:h100", "-o", "c.json", *more]
     )
 
 
@@ -80,7 +69,7 @@ def test_the_first_plan_that_fits_is_taken_and_what_was_said_is_kept(
     compiler: Callable[[Peak], list[planner.Strategy]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = compiler(lambda plan, k: 1000 * GIB if k == 0 else 5 * GIB)
-    usual = planner.plan(SOURCE, devices=8, batch=1024)
+    usual = planner.plan(SOURCE, devices=4, batch=512)
     # What was too much is more than the whole plan: nothing would be better.
     assert plan("--no-cache") == 1 and len(asked) == 1 and asked[0] == usual
     limit = int(usual.costs["memory_limit_bytes"])

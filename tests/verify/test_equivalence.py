@@ -30,6 +30,7 @@ def zoo(name: str) -> Case:
     return Case(name, f"zoo:{name},weights=inline", 8, 8, {})
 
 
+@pytest.mark.slow
 def test_an_mlp_trains_and_infers_the_same_everywhere() -> None:
     found = rows(zoo("mlp-tiny"), "train", backends=("shard_map", "jit")) + rows(
         zoo("mlp-tiny"), "infer"

@@ -25,7 +25,7 @@ def exchanged(case: Case) -> str:
     return "ring" if rule.paired else next(iter(rule.spatial))
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_exchange_equals_unsharded(case: Case) -> None:
     """One split that exchanges, over both axes for every other case and over one beside whatever

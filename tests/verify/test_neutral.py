@@ -79,7 +79,7 @@ def megatron_table(graph: Graph, model: int) -> dict[str, Cuts]:
     return table
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", ["rows", "megatron", "four of eight", "sharded state"])
 def test_bytes_are_those_of_the_compiled_program(kind: str) -> None:
     from planner.emit.program import emit
@@ -309,11 +309,12 @@ def test_half_the_payload_on_as_many_devices(mine: Ours, kept: bool) -> None:
     assert mine.error in lines[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mine", "kept"),
     [
         (_plan(), True),
-        (_plan(state=FITS_BYTES + 1), False),
+        pytest.param(_plan(state=FITS_BYTES + 1), False, marks=pytest.mark.slow),
         pytest.param(_plan(memory=FITS_BYTES + 1), False, marks=pytest.mark.slow),
     ],
 )
@@ -362,6 +363,7 @@ def test_a_plan_that_fails_is_a_row_not_a_crash() -> None:
     assert planned(Job("gpt", 0, 8, 4, "recursive")) is found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FILE.exists(), reason="the measured strategies are not beside the project")
 def test_measured_strategies_are_read_and_laid() -> None:
     seen = set()

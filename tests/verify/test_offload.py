@@ -249,6 +249,7 @@ def test_reports_say_where_host_memory_is_not_told_apart(pair: tuple[Strategy, S
     assert "(optimizer)" in offload_notes(away.plan, "cpu")[0] and here.plan.offload == ()
 
 
+@pytest.mark.slow
 def test_programs_lowered_for_devices_without_named_memories_name_them(
     pair: tuple[Strategy, Strategy],
 ) -> None:

@@ -14,6 +14,7 @@ from planner.verify import worker
 EAGER = str(Path(__file__).parents[2] / "benchmarks" / "eager.toml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "pins"),
     [

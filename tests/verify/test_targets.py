@@ -784,6 +784,7 @@ def lowered(program: Any) -> str:
     return str(module.make_gradients(mesh).lower(params, frozen, batch).as_text())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("hardware", "model", "batch", "pins"),
     [

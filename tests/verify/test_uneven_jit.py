@@ -72,6 +72,7 @@ def test_an_odd_vocabulary_is_looked_up_multiplied_and_scored_in_pieces() -> Non
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("zero", "unroll"),
     [

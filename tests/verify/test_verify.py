@@ -81,6 +81,7 @@ def test_a_right_program_is_verified_and_the_report_survives_json(mlp: planner.S
     assert VerifyReport.from_dict(json.loads(report.to_json())) == report
 
 
+@pytest.mark.slow
 def test_another_tolerance_is_a_finding_and_jit_is_not_judged_by_bytes(
     mlp: planner.Strategy,
 ) -> None:
@@ -89,6 +90,7 @@ def test_another_tolerance_is_a_finding_and_jit_is_not_judged_by_bytes(
     assert "BEYOND" in report.text() and not any(f.judged for f in report.figures)
 
 
+@pytest.mark.slow
 def test_without_running_nothing_is_run(mlp: planner.Strategy) -> None:
     report = worker.verify(mlp, "zoo:mlp-tiny", run=False)
     assert report.ok and report.numbers is None and "not asked for" in report.text()
@@ -212,6 +214,7 @@ def test_prices_are_verdicts_of_their_own_and_no_error() -> None:
     assert placed.ok and set(states(placed).values()) == {"not judged"}
 
 
+@pytest.mark.slow
 def test_what_is_compiled_is_the_text_that_emit_writes(
     mlp: planner.Strategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +260,7 @@ def test_what_is_compiled_is_the_text_that_emit_writes(
         )
 
 
+@pytest.mark.slow
 def test_what_the_cpu_compiler_expands_is_named_and_counted_apart(tmp_path: Path) -> None:
     """The gradient of a depthwise convolution's weight: a grouped convolution, which XLA for CPU
     multiplies out and reads the diagonal of."""
@@ -325,7 +329,7 @@ LARGE = (
 )
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("kind", ["infer", "train"])
 @pytest.mark.parametrize("source", LARGE)
 def test_large_models_shrink_within_the_goals(source: str, kind: str) -> None:
@@ -344,6 +348,7 @@ def test_large_models_shrink_within_the_goals(source: str, kind: str) -> None:
     assert shrink(small) is small
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["infer", pytest.param("train", marks=pytest.mark.slow)])
 def test_a_shrunk_plan_is_legal_and_its_graph_runs_like_its_twin(kind: str) -> None:
     from planner.verify.numerics import compare, seeded_values

@@ -29,7 +29,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository's models folder: a model that is as it was planned, and one that grew since."""
     at = tmp_path_factory.mktemp("project")
     (at / "models").mkdir()
-    for name, spec in (("model", "zoo:llama-tiny"), ("grown", "zoo:llama-tiny,layers=4")):
+    for name, spec in (("model", "zoo:mlp-tiny"), ("grown", "zoo:mlp-tiny,layers=8")):
         onnx.save(models_zoo.build(spec), at / "models" / f"{name}.onnx")
     planner.plan(str(at / "models" / "model.onnx"), devices=4, batch=16, baselines=False).save(
         at / "models" / "it's my.plan.json"

@@ -16,7 +16,7 @@ from planner.machine.nodes import machines_without, nodes_of, with_slow_node
 from planner.machine.topology import Level, Topology, device, for_devices
 from planner.whatif.lost_nodes import slow_node, without_nodes
 
-MODEL = "zoo:gpt-tiny,layers=4"
+MODEL = "zoo:mlp-tiny"
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from planner.strategy.pins import pins_of
 from planner.strategy.strategy import Strategy
 from planner.whatif.pin_prices import ALL, price_pins
 
-MODEL, BERT = "zoo:gpt-tiny,layers=4", "zoo:bert-base,layers=2,seq=512"
+MODEL, BERT = "zoo:mlp-tiny", "zoo:bert-base,layers=2,seq=512"
 AXES = st.sampled_from(("data", "model", "sequence"))
 SIZES = st.integers(1, 8)
 MESH = st.dictionaries(

@@ -273,6 +273,7 @@ def test_prices(text: str | None, found: dict[str, float]) -> None:
     assert prices(text) == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "devices", "batch"), [("zoo:llama-tiny", 7, 8), (TINY, 6, 8), (MLP, 4, 64)]
 )
@@ -399,7 +400,11 @@ def swept(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> dict
     return json.loads(capsys.readouterr().out)
 
 
-def test_scaling(capsys: pytest.CaptureFixture[str]) -> None:
+def test_scaling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))  # half of the points come twice
+
     def batches(*more: str) -> list[int]:
         return [r["batch"] for r in swept(capsys, MLP, "--devices", "2..8", *more)["rows"]]
 

@@ -96,6 +96,7 @@ def test_hostile_files_are_held_to_their_manifest(
     assert hostile.main(["--dir", str(tmp_path / "none")]) == 2
 
 
+@pytest.mark.slow
 def test_memory_of_a_command_is_not_that_of_who_started_it(tmp_path: Path) -> None:
     """Started from a process that has held much, a small command is small, and a large one
     large."""
