@@ -1,4 +1,4 @@
-"""Layers: convolutions, pools, norms, recurrent nets, attention, dropout and losses."""
+"""Layers: convolutions, pools, norms, recurrent nets, dropout and losses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from planner.reader.draft.draft import FOLD_ELEMENTS
 from planner.reader.draft.shapes import ShapeError
 from planner.reader.lower.call import Call, Unsupported
-from planner.reader.lower.math import number
 from planner.reader.lower.opaque import keep_or_expand
 
 Rule = Callable[[Call], None]
@@ -319,136 +318,6 @@ def _recurrent(call: Call) -> None:
             call.bind(call.emit("Transpose", [made], {"perm": perm}, out=call.name(k)), k)
 
 
-def _split_heads(call: Call, x: str, heads: int) -> str:
-    """[B, S, H*D] -> [B, H, S, D]."""
-    b, s, width = call.draft.shape(x)
-    if heads < 1 or width % heads:
-        raise ShapeError(f"{heads} heads do not divide the width of {[b, s, width]}")
-    return call.emit(
-        "Transpose",
-        [call.emit("Reshape", [x], shape=(b, s, heads, width // heads))],
-        {"perm": (0, 2, 1, 3)},
-    )
-
-
-def _attention(call: Call) -> None:
-    """The Attention operator of opset 23 and later, in its 3-d and 4-d forms, with key/value caches
-    concatenated."""
-    windows = call.attr("left_window_size", -1) >= 0 or call.attr("right_window_size", -1) >= 0
-    cap = float(call.attr("softcap", 0.0))
-    if cap < 0 or call.wants(3) or call.has(6) or windows:
-        keep_or_expand(call, "")
-        return
-    q, k, v = call.inputs[:3]
-    flat = len(call.shape()) == 3
-    if flat:
-        heads, groups = int(call.attr("q_num_heads", 0)), int(call.attr("kv_num_heads", 0))
-        q, k, v = (
-            _split_heads(call, q, heads),
-            _split_heads(call, k, groups),
-            _split_heads(call, v, groups),
-        )
-    if call.has(4):
-        k, v = (
-            call.emit("Concat", [call.arg(4), k], {"axis": 2}),
-            call.emit("Concat", [call.arg(5), v], {"axis": 2}),
-        )
-    for slot, present in ((1, k), (2, v)):
-        if call.wants(slot):
-            call.bind(present, slot)
-    s, d = call.draft.shape(q)[-2:]
-    t = call.draft.shape(k)[-2]
-    attrs: dict[str, Any] = {"scale": float(call.attr("scale", 1 / math.sqrt(d))), "causal": 0}
-    if cap:
-        attrs["cap"] = cap
-    mask = [call.arg(3)] if call.has(3) else []
-    if mask and call.draft.shape(mask[0])[-1:] not in ((t,), (1,)):
-        raise Unsupported("a mask shorter than the keys")
-    if call.attr("is_causal", 0):
-        past = call.draft.shape(call.arg(4))[2] if call.has(4) else 0
-        if s == t and not past:
-            attrs["causal"] = 1
-        else:
-            lower = call.constant(np.tril(np.ones((s, t), bool), past), "causal")
-            if not mask:
-                mask = [lower]
-            elif call.draft.dtype(mask[0]) == "bool":
-                mask = [call.emit("And", [mask[0], lower])]
-            else:
-                low = number(call, -math.inf, call.draft.dtype(mask[0]))
-                mask = [call.emit("Where", [lower, mask[0], low])]
-    if mask:
-        attrs["guard"] = 1  # the operator gives zeros for rows that are masked everywhere
-    y = call.emit("Attention", [q, k, v, *mask], attrs, out="" if flat else call.name(0))
-    if flat:
-        b, h, _, e = call.draft.shape(y)
-        y = call.emit(
-            "Reshape",
-            [call.emit("Transpose", [y], {"perm": (0, 2, 1, 3)})],
-            shape=(b, s, h * e),
-            out=call.name(0),
-        )
-    call.bind(y)
-
-
-def _linear_attention(call: Call) -> None:
-    """LinearAttention of opset 27 with a decay a head: operands by heads. Other forms are entered
-    by ONNX's body."""
-    heads, groups = int(call.attr("q_num_heads", 0)), int(call.attr("kv_num_heads", 0))
-    b, s, wide = call.shape()
-    rule = str(call.attr("update_rule", "gated_delta"))
-    usual = rule in ("gated", "gated_delta") and heads == groups and heads > 0
-    beta = rule == "gated_delta"
-    plain = usual and call.has(4)
-    plain = plain and call.shape(4) == (b, s, heads) and (not beta or call.has(5))
-    if not plain or wide % heads or (beta and call.shape(5) != (b, s, heads)):
-        keep_or_expand(call, "")
-        return
-    operands = [
-        call.emit("Reshape", [x], shape=(b, s, heads, call.draft.shape(x)[-1] // heads))
-        for x in call.inputs[:3]
-    ]
-    operands += [call.arg(4), *([call.arg(5)] if beta else [])]
-    if call.has(3):
-        operands += [*([] if beta else [""]), call.arg(3)]
-    scale = float(call.attr("scale", 0.0)) or (wide // heads) ** -0.5
-    attrs = {"scale": scale, "chunk": max(1, int(call.attr("chunk_size", 64)))}
-    names = [f"{call.name(0)}/heads", call.name(1)]
-    y, state = call.draft.add_many("LinearAttention", operands, attrs, names, None)
-    width = heads * call.draft.shape(y)[-1]
-    call.bind(call.emit("Reshape", [y], shape=(b, s, width), out=call.name(0)))
-    call.bind(state, 1)
-
-
-def _rotary(call: Call) -> None:
-    """RotaryEmbedding of opset 23: caches of half width, gathered by position and doubled; [B, S,
-    H*D] inputs are split."""
-    if call.attr("interleaved", 0) or call.attr("rotary_embedding_dim", 0):
-        keep_or_expand(call, "")
-        return
-    x, flat = call.arg(0), len(call.shape()) == 3
-    if flat:
-        x = _split_heads(call, x, int(call.attr("num_heads", 0)))
-    tables = []
-    for k in (1, 2):
-        table = call.arg(k)
-        if call.has(3):
-            table = call.emit("Gather", [table, call.arg(3)], {"axis": 0})
-        b, s, half = call.draft.shape(table)
-        table = call.emit("Concat", [table, table], {"axis": 2})
-        tables.append(call.emit("Reshape", [table], shape=(b, 1, s, 2 * half)))
-    y = call.emit("RotaryEmbedding", [x, *tables], out="" if flat else call.name(0))
-    if flat:
-        b, s, width = call.shape()
-        y = call.emit(
-            "Reshape",
-            [call.emit("Transpose", [y], {"perm": (0, 2, 1, 3)})],
-            shape=(b, s, width),
-            out=call.name(0),
-        )
-    call.bind(y)
-
-
 NETS: dict[str, Rule] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
@@ -467,7 +336,4 @@ NETS: dict[str, Rule] = {
     "LSTM": _recurrent,
     "GRU": _recurrent,
     "RNN": _recurrent,
-    "Attention": _attention,
-    "LinearAttention": _linear_attention,
-    "RotaryEmbedding": _rotary,
 }

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from planner.reader.jax.trace import DOMAIN, FUSED
+from planner.reader.lower.attention import ATTENTION
 from planner.reader.lower.call import Call
+from planner.reader.lower.contrib import CONTRIB
+from planner.reader.lower.contrib_attention import CONTRIB_ATTENTION
 from planner.reader.lower.control import CONTROL
 from planner.reader.lower.experts import moe
 from planner.reader.lower.index import INDEX
@@ -18,12 +21,14 @@ from planner.reader.lower.shape import SHAPE
 
 TABLE: dict[tuple[str, str], Callable[[Call], None]] = {
     ("", op): rule
-    for rules in (MATH, SHAPE, INDEX, NETS, RARE, CONTROL, SEQUENCE)
+    for rules in (MATH, SHAPE, INDEX, NETS, ATTENTION, RARE, CONTROL, SEQUENCE)
     for op, rule in rules.items()
 }
 TABLE |= {
     ("com.microsoft", op): TABLE["", op]
     for op in ("Gelu", "SimplifiedLayerNormalization", "FusedMatMul", "QuickGelu")
 }
+for rules in (CONTRIB, CONTRIB_ATTENTION):
+    TABLE |= {("com.microsoft", op): rule for op, rule in rules.items()}
 TABLE["com.microsoft", "MoE"] = moe
 TABLE[DOMAIN, FUSED] = fused_attention

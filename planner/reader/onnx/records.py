@@ -14,7 +14,7 @@ from typing import Any
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
-PARAMETER = "PARAMETER"
+PARAMETER, BUFFER = "PARAMETER", "BUFFER"
 _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 _LEARNED = re.compile(
     r"(weight|bias)(_[gv]|_orig)?|original\d|(\w*_)?(cls|class|dist|distillation|mask|register|reg|query|prompt|storage|latent)_?tokens?|class_embedding|image_newline"
