@@ -121,7 +121,7 @@ def workload(args: argparse.Namespace) -> dict[str, Any]:
         "workload": args.workload,
         "batch": args.batch,
         "tokens_per_step": args.tokens_per_step,
-        "dims": {k: _whole("dim", v) for k, v in _once("dim", args.dim).items()},
+        "dims": {k: 0 if v == "0" else _whole("dim", v) for k, v in _once("dim", args.dim).items()},
         "shapes": {
             k: tuple(_whole("shape", n) for n in v.split(","))
             for k, v in _once("shape", args.shape).items()

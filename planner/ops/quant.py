@@ -75,7 +75,7 @@ def _quantize(call: Call) -> str:
         raise NoRule("no zero point")
     _eight_bit(call, [2])
     return (
-        f"{call.use('quantize')}({call.args[0]}, {_typed(call, 1)}, {_typed(call, 2)},"
+        f"{call.use('quantize')}({_typed(call, 0)}, {_typed(call, 1)}, {_typed(call, 2)},"
         f" {_axis(call)})"
     )
 
@@ -86,7 +86,7 @@ def _dequantize(call: Call) -> str:
     if call.node.attrs.get("output_dtype"):
         raise NoRule("another result type")
     return (
-        f"{call.use('dequantize')}({call.args[0]}, {_typed(call, 1)}, {_typed(call, 2)},"
+        f"{call.use('dequantize')}({_typed(call, 0)}, {_typed(call, 1)}, {_typed(call, 2)},"
         f" {_axis(call)})"
     )
 

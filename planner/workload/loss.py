@@ -463,10 +463,14 @@ def _live_part(node: Node, wanted: set[str], graph: Graph) -> tuple[Node, ...]:
 def _checked(graph: Graph) -> Graph:
     if not graph.trainable:
         unknown = dict.fromkeys(node.op for node in graph.nodes if node.op not in OPERATORS)
+        frozen = [str(n) for n in graph.notes if getattr(n, "kind", "") == "frozen"]
         raise PlanError(
             "P034",
             "nothing in this graph is trainable",
-            detail=[f"{op} has no rule: what it reads gets no gradient" for op in unknown][:3],
+            detail=[
+                *[f"{op} has no rule: what it reads gets no gradient" for op in unknown][:3],
+                *frozen,
+            ],
             help=["--trainable 'GLOB' names parameters to train", "--workload infer"],
         )
     open_ended = [node for node in graph.nodes if node.op == "While"]

@@ -224,6 +224,56 @@ def test_rows_with_fewer_tokens_in_the_cache() -> None:
     assert difference(found, expected) < 2e-5
 
 
+def with_summed_mask(past: int | str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """Grouped queries as exporters of language models write them: numbers of tokens are sums of
+    the attention mask."""
+    given, stored, attrs = query_group(1, P)
+    given = {n: a for n, a in given.items() if n != "seen"}
+    given["attention_mask"] = np.ones((B, P + 1), J)
+    stored |= {"axis": np.array([1], J), "one": np.array(1, J)}
+    operands = [*"qkv", "past_k", "past_v", "seen", "total", "cos", "sin"]
+    nodes = [
+        helper.make_node("ReduceSum", ["attention_mask", "axis"], ["sum"], keepdims=0),
+        helper.make_node("Sub", ["sum", "one"], ["before"]),
+        helper.make_node("Cast", ["before"], ["seen"], to=onnx.TensorProto.INT32),
+        helper.make_node(
+            "GroupQueryAttention", operands, ["y", "k1", "v1"], domain="com.microsoft", **attrs
+        ),
+    ]
+    made = wrapped(nodes, given, stored, ["y", "k1", "v1"])
+    for value in made.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if value.name.startswith("past"):
+            dims[2].dim_param = str(past)
+        if value.name == "attention_mask":
+            dims[1].dim_param = f"{past} + 1"
+    return made, given
+
+
+def test_the_mask_that_was_summed_says_which_keys_are_real() -> None:
+    made, feeds = with_summed_mask("past")
+    graph = same(made, feeds, tolerance=2e-5, dims={"past": P})
+    made_by = {o: n for n in graph.nodes for o in n.outputs}
+    mask = next(n for n in graph.nodes if n.op == "Attention").inputs[3]
+    while mask in made_by:
+        assert made_by[mask].op in ("Cast", "Reshape")
+        mask = made_by[mask].inputs[0]
+    assert mask == "attention_mask"
+
+
+def test_an_empty_cache_is_none() -> None:
+    """A graph with a cache is that of prompts where a dim of the cache alone is 0."""
+    made, _ = with_summed_mask("past")
+    graph = read_model(made, dims={"past": 0})
+    (attention,) = (n for n in graph.nodes if n.op == "Attention")
+    assert attention.attrs["causal"] == 1 and len(attention.inputs) == 3
+    assert not [n for n in graph.inputs if n.startswith("past")]
+    assert graph.tensors["k1"].shape == (B, G, 1, D)
+    with pytest.raises(PlanError) as caught:
+        read_model(made)
+    assert any("--dim past=0" in line for line in caught.value.help)
+
+
 def test_norms_of_heads() -> None:
     """A form that onnxruntime has on GPUs alone: the same as norms of numpy before it."""
     given, stored, attrs = query_group(S, 0)

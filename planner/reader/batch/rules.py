@@ -374,7 +374,7 @@ def _beside(t: Tracer, op: Op) -> list[Dims]:
 
 _IMAGES = words(
     "Conv ConvTranspose MaxPool AveragePool InstanceNormalization GroupNormalization"
-    " BatchNormalization LpPool MaxPoolIndices Col2Im"
+    " BatchNormalization LpPool MaxPoolIndices Col2Im ConvInteger"
 )
 _BESIDE = words("ReverseSequence TensorScatter GridSample MaxUnpool DeformConv")
 RULES: dict[str, Rule] = {
@@ -384,10 +384,11 @@ RULES: dict[str, Rule] = {
         - {"ScatterElements", "ScatterND", "InstanceNormalization", "GroupNormalization"},
         _same,
     ),
-    **dict.fromkeys(("Cast", "IsNaN", "Not", "Dropout"), _same),
+    **dict.fromkeys(words("Cast IsNaN Not Dropout QuantizeLinear DequantizeLinear"), _same),
     **dict.fromkeys(ARITHMETIC | COMPARE | LOGIC | {"Where"}, _broadcast),
     **dict.fromkeys(REDUCE, _reduce),
     "MatMul": _matmul,
+    "MatMulInteger": _matmul,
     "Einsum": _einsum,
     "ArgMax": _arg,
     "ArgMin": _arg,

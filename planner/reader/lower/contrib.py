@@ -120,7 +120,8 @@ def _gather_blocks(call: Call) -> None:
         raise Unsupported("rows that are no rows, or blocks along another axis")
     if call.dtype() != "uint8":
         raise Unsupported(f"a table of {call.dtype()}")
-    call.draft.records.kinds.setdefault(scales, BUFFER)
+    for stored in (scales, zeros):
+        call.draft.records.kinds.setdefault(stored, BUFFER)
     packed, scale, zero = (
         call.emit("Gather", [x, ids], {"axis": 0}) if x else "" for x in (data, scales, zeros)
     )
@@ -130,6 +131,8 @@ def _gather_blocks(call: Call) -> None:
 def _unpacked(call: Call, packed: str, scales: str, zeros: str, lead: tuple[int, ...]) -> str:
     """(packed - zeros) * scales, in the type of the scales: [*lead, K], K rounded up to a block."""
     bits, block = int(call.attr("bits", 4)), int(call.attr("block_size", 128))
+    for stored in (scales, zeros):
+        call.draft.records.kinds.setdefault(stored, BUFFER)
     if bits not in (2, 4, 8):
         raise Unsupported(f"numbers of {bits} bits")
     draft = call.draft

@@ -22,6 +22,9 @@ from planner.reader.onnx.tensors import input_type
 
 _BATCH = re.compile(r"(?i)^(b|n|bs|bsz|(\w+_)?batch(es)?(_?(size|dim|axis|num))?(_?\d+)?)$")
 
+_CACHE = re.compile(r"(?i)past|cache")
+"""Names of inputs that hold keys and values of earlier tokens: they may be empty."""
+
 _Declared = Mapping[str, tuple[tuple[int | str, ...], str]]
 """Input -> (its dims, numbers or symbols, and its dtype)."""
 
@@ -46,6 +49,7 @@ class Bound:
     symbols: dict[str, int] = field(default_factory=dict)
     dims: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    empty: dict[str, Type] = field(default_factory=dict)
 
 
 def bind(
@@ -67,8 +71,8 @@ def bind(
     `carriers` are inputs of a guided lowering that hold the batch in another dim than the first.
     """
     declared = _declared(graph, shapes)
-    known = {str(k): _positive(v, f"--dim {k}") for k, v in dims.items()}
     symbols = _symbols(declared)
+    known = {str(k): _size(str(k), v, declared) for k, v in dims.items()}
     _bind_shapes(declared, shapes, known)
     symbol = _batch_symbol(declared, symbols)
     batch = _given_batch(declared, symbols, known, symbol, batch)
@@ -91,6 +95,8 @@ def bind(
     inputs = {
         name: (_static(name, shape, known), dtype) for name, (shape, dtype) in declared.items()
     }
+    empty = {name: type_ for name, type_ in inputs.items() if 0 in type_[0]}
+    inputs = {name: type_ for name, type_ in inputs.items() if name not in empty}
     asked = {**known, **({symbol: batch} if symbol is not None else {}), "batch": batch}
     guided = exported == 1 and batch != 1
     if guided:
@@ -107,6 +113,7 @@ def bind(
         symbols=dict(known),
         dims=asked,
         notes=notes,
+        empty=empty,
     )
 
 
@@ -186,8 +193,24 @@ def _refuse_unbound(
             "P140",
             "the model's inputs have dims without a value: " + ", ".join(missing),
             detail=[_listing(declared)],
-            help=["add " + " ".join(f"--dim {_quote(s)}=?" for s in missing)],
+            help=["add " + " ".join(f"--dim {_quote(s)}=?" for s in missing), *_without(declared)],
         )
+
+
+def _without(declared: _Declared) -> list[str]:
+    """What to say of the dims of a model with a cache where nothing was generated yet."""
+    lengths = [
+        d[2] for n, (d, _) in declared.items() if _CACHE.search(n) and len(d) == 4 and d[2] != d[3]
+    ]
+    length = next((n for n in lengths if isinstance(n, str) and _formula(n) is None), "")
+    return (
+        [
+            f"to train it, or for prompts alone, without a cache: --dim {_quote(length)}=0",
+            "to serve it: --workload infer --prompt 2048 --generate 256 --concurrency 8",
+        ]
+        if length
+        else []
+    )
 
 
 def _default_batch(exported: int | None, devices: int) -> tuple[int, str]:
@@ -368,7 +391,7 @@ def _static(name: str, shape: tuple[int | str, ...], known: Mapping[str, int]) -
         if isinstance(n, str):
             n = known[n] if n in known else _evaluate(n, known)
         out.append(n)
-    if min(out, default=1) < 1:
+    if min(out, default=1) < (0 if _CACHE.search(name) else 1):
         raise PlanError(
             "P140",
             f"input {name!r} gets the shape {out} from {list(shape)}",
@@ -430,6 +453,16 @@ def _positive(value: Any, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise PlanError("P142", f"{what} must be a positive integer, not {value!r}")
     return value
+
+
+def _size(symbol: str, value: Any, declared: _Declared) -> int:
+    """The value of a dim: 0 of caches alone, behind the batch. Raises PlanError."""
+    places = [
+        (n, k) for n, (dims, _) in declared.items() for k, d in enumerate(dims) if d == symbol
+    ]
+    if value == 0 and places and all(axis and _CACHE.search(name) for name, axis in places):
+        return 0
+    return _positive(value, f"--dim {symbol}")
 
 
 def _listing(declared: _Declared) -> str:

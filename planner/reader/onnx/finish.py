@@ -34,6 +34,7 @@ _SLOTS["RoutedExperts"] = {
     7: "up_bias",
     8: "down_bias",
 }
+_OF_EIGHT_BITS = ("QuantizeLinear", "DequantizeLinear")
 SHOWN = 4  # names in a note
 _BUFFERS = ("running_mean", "running_var", "inv_freq")
 
@@ -50,10 +51,12 @@ def finish(draft: Draft) -> Graph:
     if not draft.ops:
         raise PlanError("P114", "every output of the model is constant: there is nothing to plan")
     weights, constants = _roles(draft, trainable)
+    scales = {n for op in draft.ops if op.op in _OF_EIGHT_BITS for n in op.inputs[1:]}
     idle = [
         w
         for w in weights
         if named(w)
+        and w not in scales
         and w not in trainable
         and draft.is_float(w)
         and not draft.records.buffer(w)
@@ -70,6 +73,9 @@ def finish(draft: Draft) -> Graph:
                 _left_out([labels.get(w, w) for w in idle], [labels.get(w, w) for w in weights]),
             )
         )
+    leaves = (*weights, *constants)
+    if packed := _quantised([labels.get(n, n) for n in leaves if _packed(draft, n)]):
+        draft.notes.append(Finding("frozen", packed))
     if computed := _computed(draft, trainable, constants):
         draft.notes.append(Finding("frozen", computed))
     nodes = tuple(map(frozen, draft.ops))
@@ -104,6 +110,22 @@ def _left_out(idle: list[str], labels: list[str]) -> str:
         f"not trained: {', '.join(map(repr, idle[:SHOWN]))}{more}: added or joined rather than"
         f" multiplied, and nothing says whether they are parameters or tables ({options} trains"
         " them)"
+    )
+
+
+def _packed(draft: Draft, name: str) -> bool:
+    """Whether a leaf is a matrix, or filters, of quantised numbers."""
+    return draft.dtype(name) in ("int8", "uint8") and len(draft.shape(name)) > 1
+
+
+def _quantised(labels: list[str]) -> str:
+    """The finding on quantised weights, "" where there are none."""
+    more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
+    return (
+        f"not trained: {labels[0]!r}{more}: quantised weights have no gradient (plan the model that"
+        " was quantised, to train it)"
+        if labels
+        else ""
     )
 
 

@@ -13,6 +13,7 @@ from planner.errors import PlanError
 from planner.graph.findings import Finding
 from planner.graph.ir import DTYPE_BYTES, FLOATS, WeightRef
 from planner.reader.draft.draft import FOLD_ELEMENTS, Draft, proto_array
+from planner.reader.draft.fold import numpy_dtype
 from planner.reader.draft.shapes import Type
 from planner.reader.lower.call import Frame
 from planner.reader.lower.guide import CarriesBatch, Guide, refused
@@ -98,6 +99,8 @@ def _add_inputs(draft: Draft, frame: Frame, bound: Bound) -> None:
         draft.types[input_] = type_
         draft.inputs.append(input_)
         frame.env[input_] = input_
+    for name, (shape, dtype) in bound.empty.items():
+        frame.env[name] = draft.leaf(name, np.zeros(shape, numpy_dtype(dtype)))
 
 
 def _refuse_outputs(graph: Any) -> None:
@@ -138,7 +141,8 @@ def _declared(graph: Any, bound: Bound) -> dict[str, Type]:
 
 def _otherwise(declared: Mapping[str, Type], draft: Draft, frame: Frame) -> str:
     """Tensors whose declared shape is not what their operators make of the inputs, in words; ""
-    where all agree."""
+    where all agree. Constants are what they are (onnxruntime-genai declares those of one number
+    without dims)."""
     made = {
         name: draft.types[found]
         for name in declared
@@ -147,7 +151,7 @@ def _otherwise(declared: Mapping[str, Type], draft: Draft, frame: Frame) -> str:
     false = [
         f"{name!r} is declared {list(declared[name][0])} and made {list(type_[0])}"
         for name, type_ in made.items()
-        if type_[0] != declared[name][0]
+        if type_[0] != declared[name][0] and not draft.is_leaf(frame.env[name] or "")
     ]
     more = f", and {len(false) - SHOWN} more" if len(false) > SHOWN else ""
     return (
