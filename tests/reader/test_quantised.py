@@ -41,7 +41,7 @@ def test_one_stored_number_is_of_its_own_type() -> None:
     """A constant of one element is a literal of the program."""
     made = model(
         "(float[4] x) => (float[4] y) { c = DequantizeLinear(n, s, z) y = Mul(x, c) }",
-        n=np.array([7], np.int8),
+        n=np.int8(7),
         s=np.float32(0.5),
         z=np.int8(1),
     )

@@ -49,7 +49,6 @@ class Bound:
     symbols: dict[str, int] = field(default_factory=dict)
     dims: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    empty: dict[str, Type] = field(default_factory=dict)
 
 
 def bind(
@@ -95,8 +94,6 @@ def bind(
     inputs = {
         name: (_static(name, shape, known), dtype) for name, (shape, dtype) in declared.items()
     }
-    empty = {name: type_ for name, type_ in inputs.items() if 0 in type_[0]}
-    inputs = {name: type_ for name, type_ in inputs.items() if name not in empty}
     asked = {**known, **({symbol: batch} if symbol is not None else {}), "batch": batch}
     guided = exported == 1 and batch != 1
     if guided:
@@ -113,7 +110,6 @@ def bind(
         symbols=dict(known),
         dims=asked,
         notes=notes,
-        empty=empty,
     )
 
 

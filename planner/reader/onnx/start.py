@@ -97,10 +97,11 @@ def _add_inputs(draft: Draft, frame: Frame, bound: Bound) -> None:
                 "P143", f"input {input_!r} holds {type_[1]} values, which cannot be planned"
             )
         draft.types[input_] = type_
-        draft.inputs.append(input_)
         frame.env[input_] = input_
-    for name, (shape, dtype) in bound.empty.items():
-        frame.env[name] = draft.leaf(name, np.zeros(shape, numpy_dtype(dtype)))
+        if 0 in type_[0]:  # a cache before the first token
+            draft.leaf(input_, np.zeros(type_[0], numpy_dtype(type_[1])))
+        else:
+            draft.inputs.append(input_)
 
 
 def _refuse_outputs(graph: Any) -> None:
