@@ -42,8 +42,8 @@ def rows() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def prepared(rows: list[dict[str, Any]]) -> list[Prepared]:
-    """Those of one model on several meshes, and of large ones two sources for each kind."""
-    few = ("CI baselines", "DGXC", "TPU v6e", "Ironwood")
+    """Of large models two sources for each kind."""
+    few = ("DGXC", "TPU v6e", "Ironwood")
     found, left = prepare_all([r for r in rows if any(name in r["source"] for name in few)])
     assert not left
     return found
@@ -65,13 +65,22 @@ def test_the_default_profile_prices_runs_of_large_models(name: str) -> None:
     assert inside(mine) >= 0.78
 
 
-def test_meshes_of_one_model_are_ranked(prepared: list[Prepared]) -> None:
-    mine = [p for p in prepared if "CI baselines" in p.case.row["source"]]
+@pytest.fixture(scope="module")
+def of_one_model(rows: list[dict[str, Any]]) -> list[Prepared]:
+    """Those of one model on several meshes of one machine."""
+    found, left = prepare_all([r for r in rows if "CI baselines" in r["source"]])
+    assert not left
+    return found
+
+
+def test_meshes_of_one_model_are_ranked(of_one_model: list[Prepared]) -> None:
+    mine = of_one_model
     found = outcomes(mine, [p.step_s() for p in mine])
     assert order(found)[0] >= 0.9
     assert choice(found)["regret_measured"] <= 0.01
 
 
+@pytest.mark.slow
 def test_rates_are_learned_without_a_rows_source(prepared: list[Prepared]) -> None:
     """What a fit has not seen it prices otherwise than one that has."""
     large = [p for p in prepared if tells(p)]
@@ -311,8 +320,8 @@ def test_a_row_that_cannot_be_read_is_counted(rows: list[dict[str, Any]]) -> Non
     assert sum(why.startswith("cannot be read") for why in left) == 2
 
 
-def test_two_of_one_machine(prepared: list[Prepared]) -> None:
-    mine = [p for p in prepared if "CI baselines" in p.case.row["source"]]
+def test_two_of_one_machine(of_one_model: list[Prepared]) -> None:
+    mine = of_one_model
     pairs, fraction = apart(mine)
     assert pairs >= 3
     assert 0 < fraction < 0.15

@@ -98,18 +98,31 @@ def test_files_of_other_models_are_kept(capsys: pytest.CaptureFixture[str]) -> N
         main(["zoo:mlp-tiny", "--devices", "4", "--batch", "16", "--quiet", "-o", "s.json"]) == 0
     )  # the same model's
     before = Path("s.json").read_text()
-    assert main([TINY, "--devices", "2", "--quiet", "-o", "s.json"]) == 2
+    assert main(["zoo:llama-tiny,layers=1", "--devices", "2", "--quiet", "-o", "s.json"]) == 2
     assert "error[P053]" in capsys.readouterr().err and Path("s.json").read_text() == before
     Path("notes.json").write_text("my notes")
     assert (
-        main([TINY, "--devices", "2", "--quiet", "-o", "notes.json"]) == 2
+        main(["zoo:llama-tiny,layers=1", "--devices", "2", "--quiet", "-o", "notes.json"]) == 2
         and Path("notes.json").read_text() == "my notes"
     )
     assert main(
-        [TINY, "--devices", "2", "--quiet", "-o", "notes.json", "--force"]
+        ["zoo:llama-tiny,layers=1", "--devices", "2", "--quiet", "-o", "notes.json", "--force"]
     ) == 0 and Strategy.load("notes.json")
     for options in (["--lora", "rank=2,targets=*"], []):  # adapters make no other model
-        assert main([TINY, "--devices", "2", "--quiet", "-o", "notes.json", *options]) == 0
+        assert (
+            main(
+                [
+                    "zoo:llama-tiny,layers=1",
+                    "--devices",
+                    "2",
+                    "--quiet",
+                    "-o",
+                    "notes.json",
+                    *options,
+                ]
+            )
+            == 0
+        )
 
 
 def test_options_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:

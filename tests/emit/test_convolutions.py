@@ -17,6 +17,7 @@ from planner.workload.loss import add_loss
 from tests.reader.reader_models import model, rand
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("backend", ["shard_map", "jit"])
 def test_tokens_cut_then_channels_cut(backend: str) -> None:
     text = (
@@ -38,6 +39,7 @@ def test_tokens_cut_then_channels_cut(backend: str) -> None:
     assert result.compared == 1 and result.gradients < 1e-4
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("backend", ["shard_map", "jit"])
 def test_microbatches_of_convolutions_are_those_of_one_batch(
     backend: Literal["shard_map", "jit"],

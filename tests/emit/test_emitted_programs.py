@@ -89,6 +89,7 @@ def rotary(tmp_path_factory: pytest.TempPathFactory) -> str:
 # --- pipelines
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
 def test_what_blocks_are_given_is_made_by_enter_alone(rotary: str, schedule: str) -> None:
     """The schedule calls `prologue` too, with nothing but parameters and the batch: angles of float

@@ -134,6 +134,7 @@ def test_in_float32_every_scale_gives_the_same_step() -> None:
     assert equal(runs[0].arrays(), runs[1].arrays())
 
 
+@pytest.mark.slow
 def test_a_clipped_step_is_clipped_by_the_norm_without_the_scale() -> None:
     free, clipped = (Run(MLP, "dp=8,micro=1", "float32", CLIP_NORM=c) for c in (0.0, 1e-3))
     _, norm, _ = free.step()

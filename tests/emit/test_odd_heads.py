@@ -54,6 +54,7 @@ def test_vocabularies_that_are_padded() -> None:
     assert odd_heads.widened(1001) == 1001, "too few"
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_the_head_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     import jax
 

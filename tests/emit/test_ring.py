@@ -190,6 +190,7 @@ def test_a_ring_saved_by_name_is_not_gone_around_again(causal: bool) -> None:
     agree(gradients(wrapped("context"), operands, 4), unsharded(operands, 4, causal))
 
 
+@pytest.mark.slow
 def test_long_pieces_come_in_blocks_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring_pieces, "QUERY_BLOCK", 4)
     operands = tuple(some(1, h, 64, 8, seed=i) for i, h in enumerate((4, 2, 2)))

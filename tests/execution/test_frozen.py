@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from planner.space.build import Space, build_space, splits_of
 from planner.space.families import batch_only, restrict
 from planner.verify import worker
 from planner.workload.open import open_model
+from tests.verify.in_process import verified
 
 LORA = "rank=4,targets=*.q_proj.weight,targets=*.down_proj.weight"
 MODEL = "zoo:llama-tiny,layers=3,hidden=128,ff=512"
@@ -154,10 +156,10 @@ def test_a_device_of_a_framework_stores_its_piece() -> None:
     ],
 )
 def test_programs_gather_what_is_predicted_and_equal_the_unsharded_model(
-    source: str, pins: str, what: dict
+    source: str, pins: str, what: dict, tmp_path: Path
 ) -> None:
     strategy = planner.plan(source, devices=8, batch=64, pins=pins, baselines=False, **what)
-    report = worker.verify(strategy, source)
+    report = verified(strategy, source, tmp_path)
     assert report.ok and not report.findings()
     gathers = [f for f in report.figures if f.what.startswith("all-gather over")]
     assert gathers and all(f.compiled == f.predicted > 0 for f in gathers)

@@ -91,6 +91,7 @@ def test_pins_are_names_and_presets() -> None:
             parse_pins(f"recompute={wrong}")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("preset", "size"),
     [
@@ -152,6 +153,7 @@ RUN_AGAIN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("source", "pins", "names", "unroll"),
@@ -184,6 +186,7 @@ def test_what_is_saved_is_not_made_again() -> None:
     assert flops[""] == flops["mlp_down"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["shard_map", pytest.param("jit", marks=pytest.mark.slow)])
 def test_numbers_are_those_of_the_whole_program(backend: str) -> None:
     graph, plan = _planned(LLAMA, "dp=2,tp=4,tensor=megatron-sp,micro=2")

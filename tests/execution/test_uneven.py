@@ -606,6 +606,7 @@ def test_together_all_chunks_run_every_microbatch_once_each_way(
     )
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("stages", "schedule", "virtual"),
     [(2, "1f1b", 1), (4, "1f1b", 1), (4, "gpipe", 1), (2, "interleaved", 2)],

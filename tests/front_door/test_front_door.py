@@ -114,7 +114,7 @@ def test_the_way_from_a_file_to_a_verified_program(
     assert not done.fault and done.end == expected(name, kind), told(done)
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(("name", "kind"), GATE_PLAN)
 def test_a_plan_cold_and_warm(name: str, kind: str, tmp_path: Path) -> None:
     done = walk(GRAPHS[name], kind, tmp_path, execute=False)
@@ -232,6 +232,7 @@ def test_the_environment_is_a_users(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     )
 
 
+@pytest.mark.slow
 def test_the_table_of_a_folder_tells_good_ends_from_faults(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,6 +42,7 @@ MODELS = (
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_derived_graphs_are_those_that_are_read(name: str) -> None:
     model = Model.open(f"zoo:{name}", Workload(batch=24), 1)
@@ -91,6 +92,7 @@ def test_what_lengthens_weights_of_static_exports_is_derived(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name", ["gpt-tiny", "llama-tiny", "mixtral-tiny", "t5-tiny", "unet-tiny", "lstm-tiny"]
 )

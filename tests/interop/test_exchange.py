@@ -243,6 +243,7 @@ def test_a_weight_that_no_style_of_a_module_cuts_is_whole() -> None:
     assert "no style" in made.rows[-1].reason and made.rows[-1].cost is not None
 
 
+@pytest.mark.slow
 def test_the_price_of_a_handed_over_plan_is_that_of_its_import(
     planned: Strategy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -295,6 +295,7 @@ def test_metadata_of_another_kind_is_refused(
         planner.plan(tmp_path / "bad.onnx", devices=8, pins="annotated", baselines=False)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the exported models")
 @pytest.mark.parametrize(
     "name",

@@ -229,6 +229,7 @@ def test_the_command_reads_a_function_and_the_models_layers(
     assert "next: plan zoo:llama-tiny" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_to_type_next_is_of_the_same_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,6 +108,7 @@ def test_what_is_promised_is_what_importing_it_says(
     assert again.costs["memory_per_device_bytes"] == best["memory_per_device_bytes"]
 
 
+@pytest.mark.slow
 def test_the_best_settings_are_left_as_they_are(
     tuned: Callable[[str], tuple[dict, Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,6 +180,7 @@ def test_sums_that_megatron_hides_are_in_no_bound() -> None:
     assert free.solver["bound_s"] <= pinned.costs["step_time_s"] * (1 + 1e-9)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("launcher", "pins", "less"), [("megatron", "ep=8,micro=8", 4), ("maxtext", "pp=4,micro=2", 4)]
 )

@@ -59,6 +59,7 @@ def close(a: np.ndarray, b: np.ndarray, tolerance: float = 2e-5) -> None:
     assert np.abs(a - b).max() <= tolerance * max(1.0, float(np.abs(b).max()))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", TINY)
 def test_tiny_models_run_and_treat_each_sample_alone(name: str) -> None:
     model = models_zoo.build(f"{name},weights=inline")

@@ -127,6 +127,7 @@ def whole_and_by_steps(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray]
     return ran(plain, {"input_ids": ids})["logits"], generated(cached, ids, np.ones_like(ids))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_hybrid_by_steps_is_the_whole_sequence(name: str, tmp_path: Path) -> None:
     whole, by_steps = whole_and_by_steps(name, tmp_path)
@@ -143,6 +144,7 @@ def test_mamba_by_steps_is_the_whole_sequence() -> None:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["bamba", "lfm2", "nemotron_h", "qwen3_next"])
 def test_tokens_that_are_not_real_change_nothing(name: str, tmp_path: Path) -> None:
     """A prompt that is padded on the left has the logits of the prompt alone."""

@@ -313,6 +313,7 @@ def test_compiled_kernels_of_tpus_are_counted_with_what_they_read_again() -> Non
     assert rows.dtype == sums.dtype == "bf16" and rows.experts and sums.experts
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("hardware", ["h100-sxm", "tpu-v5p", "tpu-v6e"])
 def test_prices_follow_the_kernel_where_a_program_has_it(hardware: str) -> None:
     """A step of small experts on one device is cheaper than by blocks, which float32 keeps, and
@@ -330,6 +331,7 @@ def test_prices_follow_the_kernel_where_a_program_has_it(hardware: str) -> None:
     assert kernel.costs["memory_per_device_bytes"] > blocks.costs["memory_per_device_bytes"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("precision", "hardware", "said"),
     [

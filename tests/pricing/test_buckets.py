@@ -174,6 +174,7 @@ def test_auto_takes_the_smallest_of_the_best_sizes() -> None:
     assert hidden.plan.bucket_bytes == min(size for size in SIZES if size >= total)
 
 
+@pytest.mark.slow
 def test_without_a_pin_a_size_is_chosen_where_it_spares_something() -> None:
     """ResNet-50's gradients, each an array of its own, fill more than a launch of 30 MiB; a small
     GPT's are one."""

@@ -38,6 +38,7 @@ def space_of(source: str, sizes: dict[str, int]) -> Space:
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("source", "sizes"),
     [

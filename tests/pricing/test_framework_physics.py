@@ -53,6 +53,7 @@ def judged(source: str, memory: bool = False) -> list[Prepared]:
     return prepare_all(mine)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [pytest.param(s, marks=[pytest.mark.slow] * (s in ("mosaicml", "BigScience"))) for s in MOST],

@@ -52,6 +52,7 @@ def test_small_weights_take_the_launch_floor_each_time() -> None:
     assert weight_copy_time_s(H100, size, 1, 0 * size)[1] == floor
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("micro", [1, 2])
 def test_weights_are_cut_out_twice_and_gradients_put_in_once(micro: int) -> None:
     """GPT-2 small, data parallel: bytes by hand, and no copy below the launch floor. Recomputed
@@ -84,6 +85,7 @@ def test_programs_without_loops_copy_nothing() -> None:
     assert "loop_copy_time_s" not in s.costs
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("recompute", ["none", "block", "save:context+mlp_up"])
 def test_tpus_copy_what_norms_and_attention_save(recompute: str) -> None:
     """What products and element-wise operators save is put into its stack by the kernel that makes

@@ -79,7 +79,10 @@ def prepared(source: str) -> list[Prepared]:
 
 
 @pytest.mark.parametrize(
-    "source", each_source(MOST, rarely=("Hagemann", "mosaicml", "NVIDIA Megatron-Bridge"))
+    "source",
+    each_source(
+        MOST, rarely=("Hagemann", "mosaicml", "NVIDIA Megatron-Bridge", "vTrain measured (multi")
+    ),
 )
 def test_estimates_of_published_runs_stay_as_good_as_they_are(source: str) -> None:
     mine = [p for p in prepared(source) if p.case.measured_s]

@@ -138,6 +138,7 @@ def test_the_command_says_what_attention_moves(
     assert f"attention takes its arithmetic and what it moves: {said}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_the_kernel_before_does_is_no_view(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -100,7 +100,7 @@ def test_equal_to_onnxruntime(name: str) -> None:
         ("low rate", "jit"),
         ("loop", "shard_map"),
         ("scan", "shard_map"),
-        ("speech", "shard_map"),
+        pytest.param("speech", "shard_map", marks=pytest.mark.slow),
     ],
 )
 def test_training_over_devices(name: str, backend: str) -> None:

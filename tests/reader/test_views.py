@@ -46,9 +46,12 @@ def applied(array: np.ndarray, steps: list[Step]) -> np.ndarray:
     return array
 
 
-@settings(max_examples=400, deadline=None)
-@given(chains())
-def test_shortest_form_moves_the_same_elements(case: tuple[tuple[int, ...], list[Step]]) -> None:
+@pytest.mark.parametrize("examples", [120, pytest.param(400, marks=pytest.mark.slow)])
+def test_shortest_form_moves_the_same_elements(examples: int) -> None:
+    settings(max_examples=examples, deadline=None)(given(chains())(same_elements))()
+
+
+def same_elements(case: tuple[tuple[int, ...], list[Step]]) -> None:
     shape, steps = case
     best = shortest(shape, steps)
     if best is None:  # dims that do not align, such as [6, 4] -> [8, 3] after a transpose

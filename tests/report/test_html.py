@@ -142,6 +142,7 @@ def test_blocks_written_out_add_up_too(spec: str) -> None:
     sound(page([view(pins, "", spec)]))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("spec", ["zoo:gpt-tiny,layers=4", "zoo:t5-tiny", "zoo:resnet-tiny"])
 def test_what_is_saved_is_drawn_where_it_is(spec: str) -> None:
     """Without loops the forward pass has, at its end, what the backward pass begins with."""
@@ -546,6 +547,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "argv",
     [
@@ -615,6 +617,7 @@ def _perfetto_reads(events: list[dict[str, Any]]) -> None:
         assert all(end <= start for (_, end), (start, _) in pairwise(sorted(spans)))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "pins",
     ["pp=4,dp=2,micro=8,schedule=1f1b", "pp=2,virtual=2,dp=4,micro=4", "dp=8,micro=2,zero=2"],

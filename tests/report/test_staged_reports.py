@@ -145,7 +145,7 @@ def test_every_stage_sees_every_microbatch_once_in_each_pass(
             assert k == handed["forward", stages - 1, m]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(("spec", "pins"), CASES)
 def test_every_bar_of_every_stage_adds_up_to_the_step(spec: str, pins: str) -> None:
     s, d = plan(pins, spec), detail(pins, spec)
@@ -373,6 +373,7 @@ def test_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "1F1B" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_picture_of_stages(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from planner.report.html.plots import png
@@ -391,6 +392,7 @@ def test_unstaged_plans_say_nothing_of_stages() -> None:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("pins", ["pp=2,tp=2,dp=2,micro=4", "dp=4,tp=2,micro=4,recompute=block"])
 def test_differences_name_what_the_program_names(pins: str) -> None:
     """Products and collectives of repeated blocks are called alike in predictions and in programs,

@@ -31,6 +31,7 @@ def _search(source: str, devices: int, batch: int) -> Search:
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("source", ["zoo:t5-tiny", "zoo:llama-tiny", "zoo:ssm-tiny"])
 def test_plans_of_a_space_have_the_loops_of_its_blocks(source: str) -> None:
     """Plans drawn by random prices."""

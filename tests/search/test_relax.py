@@ -256,6 +256,7 @@ def space_options(space: Space) -> int:
     return sum(v.options for v in space.variables)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "source", ["zoo:llama3-8b,layers=2", "zoo:gpt2-small,layers=4", "zoo:mixtral-8x7b,layers=2"]
 )

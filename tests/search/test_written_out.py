@@ -23,6 +23,7 @@ def step(pins: str | None = None, source: str = GPT, **options: Any) -> planner.
     return planner.plan(source, pins=pins, baselines=False, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "options"),
     [

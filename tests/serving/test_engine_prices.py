@@ -66,6 +66,7 @@ def test_rows_once_to_each_node_or_to_each_expert(engine: str, kind: str) -> Non
     assert generates(phase.base.graph) == run.generates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [32, pytest.param(128, marks=pytest.mark.slow)])
 def test_exchanges_are_near_those_that_were_measured(devices: int) -> None:
     """DeepEP's low-latency kernels on H800 (docs/legacy.md there), to which nothing was fitted:

@@ -177,6 +177,11 @@ SHARED = {
 32 sequences, two prompts a pass; on the second node."""
 
 
+FLAGS = {"vllm": "--enable-expert-parallel", "sglang": "--enable-dp-attention"}
+"""What tells an engine that replicas share experts."""
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_replicas_share_experts(mixture: Serving, engine: str, tmp_path: Path) -> None:
     made = hand_over(with_rows(mixture, **{"ep8 tp2": {}}), engine)
@@ -191,14 +196,25 @@ def test_replicas_share_experts(mixture: Serving, engine: str, tmp_path: Path) -
     words = done.stdout.splitlines()
     said = dict(zip(words, words[1:], strict=False))
     assert {k: said[k] for k in SHARED[engine]} == SHARED[engine]
-    flag = {"vllm": "--enable-expert-parallel", "sglang": "--enable-dp-attention"}[engine]
-    assert flag in words and ("--headless" in words) == (engine == "vllm")
+    assert FLAGS[engine] in words and ("--headless" in words) == (engine == "vllm")
     first = run(env={**environment, "HEAD": "first", "NODE": "0"}, check=True).stdout
     assert "--headless" not in first
     lost = run(env=environment, check=False)
     assert lost.returncode and "address of the first node" in lost.stderr
 
 
+def test_replicas_of_a_mixture_share_experts_or_are_not_of_vllm() -> None:
+    on_four = serve("zoo:mixtral-tiny", prompt=8, generate=4, concurrency=8, devices=4)
+    for engine, flag in FLAGS.items():
+        made = hand_over(with_rows(on_four, **{"ep4 tp1": {"fits": True}}), engine)
+        assert flag in made.text and "ep=4 tp=1, 4 replicas: " in made.cost
+    rows = with_rows(on_four, tp2={"fits": True})
+    assert "tp=2, 2 replicas: " in hand_over(rows, "sglang").cost
+    with pytest.raises(PlanError, match="P194"):
+        hand_over(rows, "vllm")
+
+
+@pytest.mark.slow
 def test_vllm_has_no_replicas_of_a_mixture_that_share_nothing(mixture: Serving) -> None:
     rows = with_rows(mixture, tp8={"fits": True})
     assert "tp=8, 2 replicas: " in hand_over(rows, "sglang").cost

@@ -4,6 +4,7 @@ float32, priced and handed over as such."""
 from __future__ import annotations
 
 import glob
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -90,13 +91,20 @@ np.savez(out, **{k: np.asarray(v.astype("float32")) for k, v in caches.items()})
 """
 
 
-def caches_of(folder: Path, source: str, made: Serving, *more: str) -> dict[str, np.ndarray]:
+def caches_of(
+    folder: Path, source: str, made: Serving, *more: str, devices: int = 8
+) -> dict[str, np.ndarray]:
     """What a program keeps of its prompts."""
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     folder.mkdir()
     np.save(folder / "ids.npy", np.random.default_rng(3).integers(1, 500, (8, 8)))
     words = [folder / emitted(folder, source, made), folder / "ids.npy", folder / "out.npz", *more]
     done = subprocess.run(
-        [sys.executable, "-c", KEPT, *map(str, words)], capture_output=True, text=True, timeout=500
+        [sys.executable, "-c", KEPT, *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "XLA_FLAGS": flags},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(np.load(folder / "out.npz"))
@@ -105,9 +113,9 @@ def caches_of(folder: Path, source: str, made: Serving, *more: str) -> dict[str,
 @pytest.mark.parametrize("source", [LLAMA, pytest.param(MIXTURE, marks=pytest.mark.slow)])
 def test_a_program_is_near_float32(source: str, tmp_path: Path) -> None:
     """Of what the last layer keeps of prompts, behind the rounding of all layers before it."""
-    made = planned(source, "fp8")
-    near = caches_of(tmp_path / "fp8", source, made)
-    exact = caches_of(tmp_path / "exact", source, planned(source, "bf16-mixed"), "--float32")
+    made, plain = (planned(source, precision, 2) for precision in ("fp8", "bf16-mixed"))
+    near = caches_of(tmp_path / "fp8", source, made, devices=2)
+    exact = caches_of(tmp_path / "exact", source, plain, "--float32", devices=2)
     text = (tmp_path / "fp8/serve.py").read_text()
     assert "WEIGHT_TYPE = jnp.float8_e4m3fn" in text and "rows8(" in text
     off = [
@@ -293,7 +301,7 @@ def test_engines_are_told(engine: str) -> None:
 
 
 def test_a_file_says_it_again(tmp_path: Path) -> None:
-    made = planned(LLAMA, "fp8")
+    made = planned(LLAMA, "fp8", 2)
     made.save(tmp_path / "plan.json")
     again = Serving.load(tmp_path / "plan.json")
     assert again.shape.quantize == "fp8"

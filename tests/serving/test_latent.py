@@ -76,6 +76,7 @@ def generates(source: str, made: Serving, folder: Path, model: Any = None) -> bo
     return bool((generated(folder, emitted(folder, source, made), ids) == wanted).all())
 
 
+@pytest.mark.slow
 def test_heads_are_cut_and_latents_are_whole(tmp_path: Path) -> None:
     """Two replicas of four devices, of which each has a head."""
     made = on_mesh(TINY, 2, 4)
@@ -305,6 +306,7 @@ def test_a_token_of_v3_takes_576_numbers_a_layer() -> None:
     assert len(rows) == 3
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("heads", "published"), [(128, 660e12), (16, 3000e9)])
 def test_the_price_of_a_step_is_near_flashmla(heads: int, published: float) -> None:
     """FlashMLA on H800 (deepseek-ai/FlashMLA, README): up to 660 TFLOP/s where arithmetic bounds

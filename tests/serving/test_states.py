@@ -150,6 +150,7 @@ def test_engines_are_told_how_states_are_kept(hybrid: Serving) -> None:
     assert "mamba" not in hand_over(rows_alone, "vllm").text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source", [pytest.param("zoo:hybrid-tiny", marks=pytest.mark.slow), "zoo:ssm-tiny"]
 )

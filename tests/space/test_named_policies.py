@@ -36,6 +36,7 @@ def test_data_parallel_problems_are_the_price_of_the_plan(
     assert working == pytest.approx(cost.memory.temporary, rel=1e-6, abs=8)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("source", "batch"), MODELS[:2])
 def test_problems_count_no_more_of_names_than_plans_take(source: str, batch: int) -> None:
     """Beside the same splits under recompute=block, plans drawn at random."""

@@ -97,6 +97,7 @@ def test_objective_of_the_optimum_is_the_price_of_the_plan(
     assert evaluate(problem, found.choice).cost / PICO == pytest.approx(cost.step_time_s, rel=1e-6)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("source", "batch"), MODELS[:2])
 @pytest.mark.parametrize(
     "techniques",
@@ -183,6 +184,7 @@ def test_usage_without_a_loop_is_the_peak_of_the_walk(
         assert least_usage(space, techniques) <= cost.memory.total + 16
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "source", ["zoo:llama-tiny,layers=3", "zoo:resnet50,blocks=2-1-1-1", "zoo:t5-tiny"]
 )
@@ -203,6 +205,7 @@ def test_usage_of_a_forward_pass_is_the_memory_of_the_plan(source: str) -> None:
         assert least_usage(space, techniques) <= cost.memory.total + 16
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("fold", [True, False])
 def test_images_in_whole_tiles_cost_the_search_what_they_cost_the_plan(fold: bool) -> None:
     """On a TPU a batch of 8 with 64 channels takes twice its bytes; programs without convolutions
@@ -447,6 +450,7 @@ def test_what_a_block_gathers_takes_one_launch_on_gpus_up_to_a_bucket() -> None:
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("source", ["zoo:gpt-tiny", "zoo:resnet-tiny", "zoo:mixtral-tiny,layers=2"])
 def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
     """Level by level and layout by layout, of the weight's plan (planner.execution.layout_flow) and

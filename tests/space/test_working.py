@@ -48,6 +48,7 @@ def opened(source: str, sizes: dict[str, int]) -> tuple[Search, Space]:
     return search, space
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("source", "sizes"), CASES)
 def test_the_peak_over_moments_is_that_of_what_is_kept_and_the_largest_working_set(
     source: str, sizes: dict[str, int]

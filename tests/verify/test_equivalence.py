@@ -278,6 +278,7 @@ def test_shrunk_models_have_the_same_weights_at_every_batch(
     assert model.graph(2).dims["batch"] == 4
 
 
+@pytest.mark.slow
 def test_virtual_devices_have_threads_to_wait_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 8 threads for 8 devices, independent collectives of jit programs deadlock: every way to
     start virtual devices asks for more."""

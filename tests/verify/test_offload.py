@@ -214,6 +214,7 @@ def test_state_on_the_host_is_replaced_where_it_lies(pair: tuple[Strategy, Strat
         assert len(loops[0].outvars) == loops[0].params["num_carry"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("backend", "pins", "expected"),
     [

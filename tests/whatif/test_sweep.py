@@ -288,6 +288,7 @@ def test_a_row_is_the_plan_of_its_point(model: str, devices: int, batch: int) ->
     )
 
 
+@pytest.mark.slow
 def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     common: dict[str, Any] = {"hardware": "h100", "devices": 2}
     limit = 8 * 2**20

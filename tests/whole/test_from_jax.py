@@ -424,6 +424,7 @@ def test_what_noise_was_added_to_is_not_dropped() -> None:
     assert all(n.op != "Dropout" for n in planned.strategy.graph.nodes)  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pins", [pytest.param("dp=4,tp=2,zero=3", marks=pytest.mark.slow), "dp=8,zero=3"]
 )
