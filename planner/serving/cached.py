@@ -94,9 +94,9 @@ class Form:
         return tuple(present for _, present in self.pairs)
 
 
-def form_of(proto: Any, name: str) -> Form:
-    """The form of a model's cache. Raises PlanError P220 where it has none, P221 where it is wired
-    in a way that is not understood."""
+def form_of(proto: Any, name: str, dims: Mapping[str, int] | None = None) -> Form:
+    """The form of a model's cache; dims: values of symbolic ones. Raises PlanError P220 where it
+    has none, P221 where it is wired in a way that is not understood."""
     graph = proto.graph
     held = {t.name for t in graph.initializer}
     inputs = {i.name: i for i in graph.input if i.name not in held}
@@ -129,20 +129,20 @@ def form_of(proto: Any, name: str) -> Form:
     )
     ids = next((n for n in rest if n not in (mask, positions) and _rank(inputs[n]) == 2), "")
     wanted = [("token ids", ids), ("an attention mask", mask)]
-    wanted += [("positions of tokens", positions)] if pasts else []
+    wanted += [("positions of tokens", positions)] if pasts and not _counts(proto, pasts) else []
     if missing := " and ".join(what for what, found in wanted if not found):
         raise _unclear(name, f"how a cache of fixed length is filled: the model takes no {missing}")
     if extra := [n for n in rest if n not in (ids, mask, positions)]:
         raise _unclear(name, f"what the input {extra[0]!r} is")
     logits = next((o.name for o in graph.output if "logit" in o.name.lower()), graph.output[0].name)
-    sizes = {n: (_size(inputs[n], 1, name), _size(inputs[n], 3, name)) for n in order}
+    sizes = {n: tuple(_size(inputs[n], k, name, dims or {}) for k in (1, 3)) for n in order}
     return Form(
         ids=ids,
         mask=mask,
         positions=positions,
         logits=logits,
         pairs=tuple((n, presents[pasts[n]]) for n in order),
-        sizes=sizes,
+        sizes={n: (heads, width) for n, (heads, width) in sizes.items()},
         rows=tuple((past, present) for past, present, shape in kept if len(shape) == 2),
         states=tuple((past, present) for past, present, shape in kept if len(shape) == 3),
         shapes={past: shape for past, _, shape in kept},
@@ -193,12 +193,26 @@ def _rank(value: Any) -> int:
     return len(value.type.tensor_type.shape.dim)
 
 
-def _size(value: Any, dim: int, name: str) -> int:
-    size = int(value.type.tensor_type.shape.dim[dim].dim_value)
+def _counts(proto: Any, pasts: Mapping[str, Any]) -> bool:
+    """Whether all that reads a cache is an operator of onnxruntime that takes positions from the
+    attention mask: nothing else can depend on where a key lies."""
+    readers = [node for node in proto.graph.node if not pasts.keys().isdisjoint(node.input)]
+    return all(
+        node.op_type == "GroupQueryAttention"
+        and any(a.name == "do_rotary" and a.i == 1 for a in node.attribute)
+        for node in readers
+    )
+
+
+def _size(value: Any, dim: int, name: str, dims: Mapping[str, int]) -> int:
+    said = value.type.tensor_type.shape.dim[dim]
+    size = int(said.dim_value) or dims.get(said.dim_param, 0)
     if size < 1:
-        raise _unclear(
-            name,
-            f"how many {'heads' if dim == 1 else 'features a head'} the cache {value.name!r} has",
+        what = f"how many {'heads' if dim == 1 else 'features a head'} the cache {value.name!r} has"
+        if not said.dim_param:
+            raise _unclear(name, what)
+        raise PlanError(
+            "P221", f"{name}: it is not clear {what}", help=[f"add --dim {said.dim_param}=?"]
         )
     return size
 

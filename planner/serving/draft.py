@@ -93,7 +93,7 @@ def step_s(joint: Joint, mesh: tuple[int, int], sequences: int, length: int) -> 
 
 def refuse_states(model: Any) -> None:
     """Raises PlanError P222 for a model whose layers keep states."""
-    if form_of(model.proto, model.name).constant:
+    if form_of(model.proto, model.name, model.workload.dims).constant:
         raise PlanError(
             "P222",
             f"--draft: {model.name} keeps states, out of which tokens that are drafted and not"

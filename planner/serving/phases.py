@@ -50,7 +50,7 @@ class PhaseModel(Model):
     def of(cls, model: Model, phase: Phase, service: Service) -> PhaseModel:
         """A phase of a model that was opened. Raises PlanError P220, P221 where it has no cache
         that is understood."""
-        form = form_of(model.proto, model.name)
+        form = form_of(model.proto, model.name, model.workload.dims)
         if not form.pairs and service.cache_type != "compute":
             raise PlanError(
                 "P222",
@@ -174,10 +174,12 @@ class PhaseModel(Model):
         }
         shapes |= {p: (batch, form.sizes[p][0], total - 1, form.sizes[p][1]) for p in pasts}
         shapes |= {p: (batch, *shape) for p, shape in form.shapes.items()}
+        caches = [i for i in self.proto.graph.input if i.name in form.sizes]
+        said = {d.dim_param for i in caches for d in i.type.tensor_type.shape.dim}
         return read_model(
             proto,
             self.folder,
-            dims=self.workload.dims,
+            dims={n: v for n, v in self.workload.dims.items() if n not in said},
             shapes={n: shape for n, shape in shapes.items() if n in given},
             devices=self.devices,
         )

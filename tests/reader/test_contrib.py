@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 from planner.errors import PlanError
 from planner.graph.ir import Graph
 from planner.reader import read_model
+from planner.serving.cached import form_of
 from tests.reader.canonical_onnx import difference, run, to_onnx
 from tests.reader.reader_models import ops, rand, same
 
@@ -224,34 +225,42 @@ def test_rows_with_fewer_tokens_in_the_cache() -> None:
     assert difference(found, expected) < 2e-5
 
 
-def with_summed_mask(past: int | str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+OUTPUTS = ["y", "present.0.key", "present.0.value"]
+PAST = {"past_k": "past_key_values.0.key", "past_v": "past_key_values.0.value"}
+
+
+def with_summed_mask(tokens: int, past: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """Grouped queries as exporters of language models write them: numbers of tokens are sums of
-    the attention mask."""
-    given, stored, attrs = query_group(1, P)
-    given = {n: a for n, a in given.items() if n != "seen"}
-    given["attention_mask"] = np.ones((B, P + 1), J)
+    the attention mask. A cache has a symbolic length."""
+    given, stored, attrs = query_group(tokens, past)
+    given = {PAST.get(n, n): a for n, a in given.items() if n != "seen" and a is not None}
+    given["attention_mask"] = np.ones((B, past + tokens), J)
     stored |= {"axis": np.array([1], J), "one": np.array(1, J)}
-    operands = [*"qkv", "past_k", "past_v", "seen", "total", "cos", "sin"]
+    operands = [*"qkv", *(PAST.values() if past else ["", ""])]
     nodes = [
         helper.make_node("ReduceSum", ["attention_mask", "axis"], ["sum"], keepdims=0),
         helper.make_node("Sub", ["sum", "one"], ["before"]),
         helper.make_node("Cast", ["before"], ["seen"], to=onnx.TensorProto.INT32),
         helper.make_node(
-            "GroupQueryAttention", operands, ["y", "k1", "v1"], domain="com.microsoft", **attrs
+            "GroupQueryAttention",
+            [*operands, "seen", "total", "cos", "sin"],
+            OUTPUTS,
+            domain="com.microsoft",
+            **attrs,
         ),
     ]
-    made = wrapped(nodes, given, stored, ["y", "k1", "v1"])
-    for value in made.graph.input:
+    made = wrapped(nodes, given, stored, OUTPUTS)
+    for value in made.graph.input if past else ():
         dims = value.type.tensor_type.shape.dim
         if value.name.startswith("past"):
-            dims[2].dim_param = str(past)
+            dims[2].dim_param = "past"
         if value.name == "attention_mask":
-            dims[1].dim_param = f"{past} + 1"
+            dims[1].dim_param = f"past + {tokens}"
     return made, given
 
 
 def test_the_mask_that_was_summed_says_which_keys_are_real() -> None:
-    made, feeds = with_summed_mask("past")
+    made, feeds = with_summed_mask(1, P)
     graph = same(made, feeds, tolerance=2e-5, dims={"past": P})
     made_by = {o: n for n in graph.nodes for o in n.outputs}
     mask = next(n for n in graph.nodes if n.op == "Attention").inputs[3]
@@ -261,14 +270,32 @@ def test_the_mask_that_was_summed_says_which_keys_are_real() -> None:
     assert mask == "attention_mask"
 
 
+def test_positions_that_the_operator_counts_are_no_input_of_a_cache() -> None:
+    with pytest.raises(PlanError) as caught:  # of a layer alone
+        form_of(with_summed_mask(1, P)[0], "m")
+    assert caught.value.what.endswith("the model takes no token ids")
+
+
+def test_padding_before_a_prompt_or_behind_it() -> None:
+    """Behind it as onnxruntime has it; before it the same numbers further on."""
+    made, feeds = with_summed_mask(S, 0)
+    real = S - 2
+    feeds["attention_mask"][:, real:] = 0
+    graph = to_onnx(read_model(made))
+    expected = run(made, feeds)[0][:, :real]
+    assert difference(run(graph, feeds)[0][:, :real], expected) < 2e-5
+    moved = {n: np.roll(a, S - real, 1) for n, a in feeds.items()}
+    assert difference(run(graph, moved)[0][:, S - real :], expected) < 2e-5
+
+
 def test_an_empty_cache_is_none() -> None:
     """A graph with a cache is that of prompts where a dim of the cache alone is 0."""
-    made, _ = with_summed_mask("past")
+    made, _ = with_summed_mask(1, P)
     graph = read_model(made, dims={"past": 0})
     (attention,) = (n for n in graph.nodes if n.op == "Attention")
-    assert attention.attrs["causal"] == 1 and len(attention.inputs) == 3
+    assert attention.attrs["causal"] == 1
     assert not [n for n in graph.inputs if n.startswith("past")]
-    assert graph.tensors["k1"].shape == (B, G, 1, D)
+    assert graph.tensors["present.0.key"].shape == (B, G, 1, D)
     with pytest.raises(PlanError) as caught:
         read_model(made)
     assert any("--dim past=0" in line for line in caught.value.help)

@@ -126,6 +126,17 @@ def test_wrong_names_and_values() -> None:
     fails(made, "P142", "3 dims", shapes={"ids": (2, 4, 1)})
 
 
+def test_a_shape_binds_a_formula_of_dims_that_nothing_else_has() -> None:
+    """As optimum says the length of a mask beside a cache, which may be gone."""
+    made = model(f"{TOKENS} {BODY}", **W)
+    for value in made.graph.input:
+        value.type.tensor_type.shape.dim[1].dim_param = "past + new"
+    given = {"ids": (3, 5), "mask": (3, 5)}
+    assert read_model(made, shapes=given).tensors["ids"].shape == (3, 5)
+    made.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "new"
+    fails(made, "P142", "'past + new' is given twice: 7 and 5", shapes=given, dims={"past": 2})
+
+
 def test_shapes_bind_symbols_and_may_not_contradict() -> None:
     made = model(f"{TOKENS} {BODY}", **W)
     graph = read_model(made, shapes={"ids": (3, 5)})

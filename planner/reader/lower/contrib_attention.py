@@ -3,8 +3,9 @@ ONNX. Read as onnxruntime 1.32 computes them.
 
 GroupQueryAttention counts a row's real tokens (seqlens_k), which exporters sum from the attention
 mask. Keys of the cache and new ones lie one behind the other here, and that mask itself says which
-of them are real, as in exports of transformers: the same numbers where the cache is full. Prompts
-without a cache are causal, and have their padding, if any, behind them.
+of them are real, as in exports of transformers: the same numbers where the cache is full, or a
+prompt without a cache has its padding behind it, which is all that onnxruntime takes; and padding
+before a prompt is none of it either. Where no mask was summed, prompts have no padding that counts.
 """
 
 from __future__ import annotations
@@ -117,14 +118,13 @@ def _group_query(call: Call) -> None:
     s, d = call.draft.shape(q)[2:]
     past = call.shape(3)[2] if call.has(3) else 0
     if call.attr("do_rotary", 0):
-        positions = call.arg(9) or (_positions(call, s) if past else "")
+        positions = call.arg(9) or _positions(call, past, s)
         interleaved = bool(call.attr("rotary_interleaved", 0))
         tables = (call.arg(7), call.arg(8))
         q, k = (_rotated(call, x, tables, positions, interleaved) for x in (q, k))
     k, v, _ = _with_past(call, k, v, 3)
     mask = call.arg(10)
-    if past:
-        seen = _real(call, past, s)
+    if seen := _real(call, past, s):
         mask = both_masks(call, mask, seen)
     window = int(call.attr("local_window_size", -1))
     attrs = {
@@ -164,35 +164,37 @@ def _before(call: Call, new: int) -> str:
     return call.emit("Sub", [total, number(call, new - 1, "int64")])
 
 
-def _positions(call: Call, new: int) -> str:
-    """Positions of the new tokens [B, new]."""
-    steps = call.constant(np.arange(new, dtype=np.int64).reshape(1, new), "steps")
-    return call.emit("Add", [_before(call, new), steps])
+def _positions(call: Call, past: int, new: int) -> str:
+    """Positions of the new tokens [B, new]; "" where they count from 0."""
+    if past:
+        steps = call.constant(np.arange(new, dtype=np.int64).reshape(1, new), "steps")
+        return call.emit("Add", [_before(call, new), steps])
+    if not (mask := _summed(call, past + new)):
+        return ""
+    counted = call.emit("Cast", [mask], {"to": "int64"})
+    return call.emit("CumSum", [counted], {"axis": 1, "exclusive": 1, "reverse": 0})
 
 
 def _real(call: Call, past: int, new: int) -> str:
-    """Which keys are real: [B, 1, 1, past + new] booleans."""
+    """Which keys are real: [B, 1, 1, past + new] booleans, "" where all are."""
     total = past + new
-    mask = _summed(call, call.arg(5))
-    if mask:
-        shape = call.draft.shape(mask)
-        if shape[1] != total:
-            raise ShapeError(
-                f"an attention mask of {list(shape)} beside a cache of {past} and {new} new tokens"
-            )
+    if mask := _summed(call, total):
         seen = call.emit("Cast", [mask], {"to": "bool"})
-    else:
+    elif past:
         places = call.constant(np.arange(total, dtype=np.int64).reshape(1, total), "places")
         newest = call.constant(np.arange(total).reshape(1, total) >= past, "new")
         seen = call.emit("Less", [places, _before(call, new)])
         seen = call.emit("Or", [seen, newest])
+    else:
+        return ""
     return call.emit("Reshape", [seen], shape=(call.draft.shape(seen)[0], 1, 1, total))
 
 
-def _summed(call: Call, name: str) -> str:
-    """The mask [B, T] whose sums, less one, a tensor holds; '' where it holds something else."""
+def _summed(call: Call, total: int) -> str:
+    """The mask [B, total] whose sums, less one, are the numbers of tokens; "" where they come from
+    elsewhere. Raises ShapeError for a mask of another length."""
     draft = call.draft
-    made = draft.maker.get(name)
+    made = draft.maker.get(call.arg(5))
     while made is not None and made.op in ("Cast", "Reshape", "Sub", "Add"):
         if made.op in ("Sub", "Add") and abs(draft.scalar(made.inputs[1]) or 0.0) != 1.0:
             return ""
@@ -200,8 +202,11 @@ def _summed(call: Call, name: str) -> str:
     if made is None or made.op != "ReduceSum" or tuple(made.attrs["axes"]) != (1,):
         return ""
     source = draft.maker.get(made.inputs[0])
-    inner = source.inputs[0] if source is not None and source.op == "Cast" else made.inputs[0]
-    return inner if len(draft.shape(inner)) == 2 else ""
+    mask = source.inputs[0] if source is not None and source.op == "Cast" else made.inputs[0]
+    shape = draft.shape(mask)
+    if len(shape) == 2 and shape[1] != total:
+        raise ShapeError(f"an attention mask of {list(shape)} for {total} tokens in all")
+    return mask if len(shape) == 2 else ""
 
 
 def _multi_head(call: Call) -> None:

@@ -70,9 +70,9 @@ def bind(
     `carriers` are inputs of a guided lowering that hold the batch in another dim than the first.
     """
     declared = _declared(graph, shapes)
-    symbols = _symbols(declared)
     known = {str(k): _size(str(k), v, declared) for k, v in dims.items()}
     _bind_shapes(declared, shapes, known)
+    symbols = _symbols(declared)
     symbol = _batch_symbol(declared, symbols)
     batch = _given_batch(declared, symbols, known, symbol, batch)
     exported, traced = (None, ()) if symbol is not None else _static_batch(declared)
@@ -130,12 +130,7 @@ def _symbols(declared: _Declared) -> dict[str, list[tuple[str, int]]]:
     for name, (shape, _) in declared.items():
         for axis, n in enumerate(shape):
             if isinstance(n, str):
-                tree = _formula(n)
-                for part in (
-                    [n]
-                    if tree is None
-                    else [t.id for t in ast.walk(tree) if isinstance(t, ast.Name)]
-                ):
+                for part in _names(n):
                     symbols.setdefault(part, []).append((name, axis))
     return symbols
 
@@ -285,8 +280,13 @@ def _dim(name: str, axis: int, dim: Any) -> int | str:
 
 
 def _bind_shapes(
-    declared: _Declared, shapes: Mapping[str, tuple[int, ...]], known: dict[str, int]
+    declared: dict[str, tuple[tuple[int | str, ...], str]],
+    shapes: Mapping[str, tuple[int, ...]],
+    known: dict[str, int],
 ) -> None:
+    """Takes the shapes that are given. A dim that the file says as a formula of others ("past +
+    new") is then the number given, whatever the others are where nothing else has them."""
+    formulas: list[tuple[str, int]] = []
     for name, given in shapes.items():
         dims = declared[name][0]
         if len(given) != len(dims):
@@ -294,7 +294,7 @@ def _bind_shapes(
                 "P142",
                 f"--shape {name} has {len(given)} dims; the input has {len(dims)}: {list(dims)}",
             )
-        for n, value in zip(dims, given, strict=True):
+        for k, (n, value) in enumerate(zip(dims, given, strict=True)):
             value = _positive(value, f"--shape {name}")
             if isinstance(n, int):
                 if n != value:
@@ -303,8 +303,16 @@ def _bind_shapes(
                         f"--shape {name}={list(given)} contradicts the model's {list(dims)}",
                         help=["a static batch is changed by --batch"],
                     )
-            elif not _formula(n) and known.setdefault(n, value) != value:
+            elif _formula(n):
+                formulas.append((name, k))
+            elif known.setdefault(n, value) != value:
                 raise PlanError("P142", f"dim {n!r} is given twice: {known[n]} and {value}")
+    for name, k in formulas:
+        dims, dtype = declared[name]
+        text, value = str(dims[k]), shapes[name][k]
+        if known.keys() >= _names(text).keys() and (made := _evaluate(text, known)) != value:
+            raise PlanError("P142", f"dim {text!r} is given twice: {made} and {value}")
+        declared[name] = (*dims[:k], value, *dims[k + 1 :]), dtype
 
 
 def with_batch(
@@ -425,6 +433,13 @@ def _formula(text: str) -> ast.expr | None:
     if not isinstance(tree, ast.BinOp) or not all(isinstance(n, allowed) for n in ast.walk(tree)):
         return None
     return tree
+
+
+def _names(text: str) -> dict[str, None]:
+    """The symbols of a dim, in order."""
+    tree = _formula(text)
+    names = [text] if tree is None else [t.id for t in ast.walk(tree) if isinstance(t, ast.Name)]
+    return dict.fromkeys(names)
 
 
 def _evaluate(text: str, known: Mapping[str, int]) -> int:
