@@ -297,7 +297,6 @@ def test_ranges_are_wide_where_nothing_was_measured() -> None:
     )
 
 
-@pytest.mark.slow
 def test_the_command_reads_several_files(
     rows: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -414,7 +414,9 @@ def test_pinned_stages_leave_the_other_axes_to_the_search() -> None:
     assert parse_pins("pp=8").mesh_choices(8) == [{"stage": 8}]
     step = {
         pins: (
-            planner.plan(GPT, devices=8, batch=16, pins=pins, baselines=False).costs["step_time_s"]
+            planner.plan(TWO_LAYERS, devices=8, batch=16, pins=pins, baselines=False).costs[
+                "step_time_s"
+            ]
         )
         for pins in ("pp=2", "pp=2,dp=4", "pp=2,dp=2,tp=2")
     }
@@ -580,7 +582,7 @@ def test_one_stage_is_no_pipeline(devices: int, pins: str, mesh: dict[str, int])
 def test_the_summary_says_what_baselines_were_tuned_over(
     options: dict[str, Any], says: str
 ) -> None:
-    made = planner.plan(GPT, **{"devices": 4, "batch": 8, **options})
+    made = planner.plan(TWO_LAYERS, **{"devices": 4, "batch": 8, **options})
     assert tuned_over(made) == says
     assert "tie: too close" in summary(made, 200)
     pinned = made.provenance.get("pins", {}).get("techniques", {})

@@ -68,7 +68,6 @@ def test_the_optimum_survives(make, dominance: bool, seeds: int) -> None:  # typ
     assert smaller > seeds / 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [6, pytest.param(150, marks=pytest.mark.slow)])
 def test_large_tables_are_answered_for_as_small_ones(
     monkeypatch: pytest.MonkeyPatch, seeds: int

@@ -149,10 +149,11 @@ def test_what_cannot_be_asked(
 def test_pins_that_have_no_place_on_what_is_left_are_said_to_be_dropped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    source = "zoo:gpt-tiny,layers=4"
     pinned = planner.plan(
-        MODEL, devices=32, batch=96, baselines=False, pins="pp=4,dp=8,micro=4,schedule=zb-h1"
+        source, devices=32, batch=96, baselines=False, pins="pp=4,dp=8,micro=4,schedule=zb-h1"
     )
-    assert [w.unpinned for w in without_nodes(pinned, MODEL, [0]).without] == [True]
+    assert [w.unpinned for w in without_nodes(pinned, source, [0]).without] == [True]
     pinned.save(tmp_path / "p.json")
     assert main(["explain", str(tmp_path / "p.json"), "--without", "0"]) == 0
     said = " ".join(capsys.readouterr().out.split())
