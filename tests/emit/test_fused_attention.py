@@ -216,6 +216,7 @@ def _some(shape: tuple[int, ...], seed: int, dtype: Any = jnp.float32) -> Any:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("causal", [True, False])
 def test_splash_leaves_out_the_keys_that_a_mask_hides(

@@ -114,7 +114,7 @@ def test_the_way_from_a_file_to_a_verified_program(
     assert not done.fault and done.end == expected(name, kind), told(done)
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(20)
 @pytest.mark.parametrize(("name", "kind"), GATE_PLAN)
 def test_a_plan_cold_and_warm(name: str, kind: str, tmp_path: Path) -> None:
     done = walk(GRAPHS[name], kind, tmp_path, execute=False)

@@ -71,6 +71,7 @@ def exact() -> SearchResult:
     return search(GPT, 8, 64, solver="dp")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "solver",
     [
