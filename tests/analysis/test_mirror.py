@@ -15,6 +15,7 @@ from planner.search.axis_symmetry import axis_swap
 GPT = "zoo:gpt-tiny,hidden=256,heads=8,seq=32,vocab=1024"
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("source", "devices", "batch", "hardware"),

@@ -49,6 +49,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_nearest(asked: dict[st
         assert made.costs["distinct_work"] > 0.99
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_padded_a_little_or_cut_by_hand_is_not_refused() -> None:
     padded = planner.plan("zoo:mlp-tiny", devices=8, batch=15, pins="dp=8", baselines=False)
     assert 0.9 < padded.costs["distinct_work"] < 1

@@ -367,6 +367,7 @@ def test_same_bytes_whatever_the_hash_seed() -> None:
     assert len(outs) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "pins"),
     [
