@@ -410,6 +410,22 @@ def test_attention(name: str) -> None:
     assert "guard" not in node.attrs and not graph.constants
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        's = Einsum <equation = "bhqd,bhkd->bhqk">(q, k) c = Mul(s, eighth) p = Softmax(c)'
+        ' y = Einsum <equation = "bhqk,bhkd->bhqd">(p, v)',
+        "a = Transpose <perm = [0,2,1,3]>(q) e = Transpose <perm = [0,2,1,3]>(k)"
+        " f = Transpose <perm = [0,2,1,3]>(v)"
+        ' s = Einsum <equation = "bqhd,bkhd->bhqk">(a, e) c = Mul(s, eighth) p = Softmax(c)'
+        ' o = Einsum <equation = "bhqk,bkhd->bqhd">(p, f) y = Transpose <perm = [0,2,1,3]>(o)',
+    ],
+)
+def test_attention_by_einsum(text: str) -> None:
+    graph = same(model(f"{QKV} {{ {text} }}", eighth=F(0.125)), FEEDS, 1e-5)
+    assert ops(graph) == ["Attention"]
+
+
 NEAR = CAUSAL & ~np.tri(6, k=-3, dtype=bool)
 WINDOWS = {
     "one mask": "m = Where(near, s, low)",

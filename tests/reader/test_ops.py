@@ -531,6 +531,38 @@ CASES: dict[str, tuple[str, int, dict[str, Any], str]] = {
         {},
         None,
     ),
+    "einsum_into_heads": (
+        (
+            '(float[2,3,8] x) => (float[2,3,2,5] y) { y = Einsum <equation = "bsh,hnd->bsnd"> (x, w) }'
+        ),
+        20,
+        {"w": rand(8, 2, 5)},
+        "MatMul Reshape",
+    ),
+    "einsum_of_turned_heads": (
+        (
+            '(float[2,3,8] x) => (float[2,3,2,5] y) { y = Einsum <equation = "bsh,ndh->bsnd"> (x, w) }'
+        ),
+        20,
+        {"w": rand(2, 5, 8)},
+        "MatMul Reshape",
+    ),
+    "einsum_from_heads": (
+        (
+            '(float[2,3,2,5] x) => (float[2,3,8] y) { y = Einsum <equation = "bsnd,ndh->bsh"> (x, w) }'
+        ),
+        20,
+        {"w": rand(2, 5, 8)},
+        "Reshape MatMul",
+    ),
+    "einsum_that_stays": (
+        (
+            '(float[2,3,2,5] x, float[2,3,4,6] z) => (float[2,3,2,5] y) { y = Einsum <equation = "abcd,abef->abcd"> (x, z) }'
+        ),
+        20,
+        {},
+        "Einsum",
+    ),
     "einsum_permute": (
         '(float[2,3,4] x) => (float[4,2,3] y) { y = Einsum <equation = "abc->cab"> (x) }',
         20,

@@ -285,70 +285,6 @@ def _gemm(call: Call) -> None:
     call.bind(x)
 
 
-def _einsum(call: Call) -> None:
-    equation = call.attr("equation", "").replace(" ", "")
-    left, _, right = equation.partition("->")
-    terms = left.split(",")
-    if len(terms) != len(call.inputs):
-        raise ShapeError(f"einsum {equation!r} with {len(call.inputs)} operands")
-    if "..." in left:
-        used = set(equation)
-        free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in used]
-        extra = [len(call.shape(k)) - len(t.replace("...", "")) for k, t in enumerate(terms)]
-        most = max((n for n, t in zip(extra, terms, strict=True) if "..." in t), default=0)
-        letters = "".join(free[:most])
-        terms = [
-            t.replace("...", letters[most - n :] if n > 0 else "")
-            for t, n in zip(terms, extra, strict=True)
-        ]
-        right = right.replace("...", letters) if "->" in equation else letters
-        if "->" not in equation:
-            right += _implicit(terms, letters)
-    elif "->" not in equation:
-        right = _implicit(terms, "")
-    if len(terms) == 1 and sorted(terms[0]) == sorted(right) and len(set(right)) == len(right):
-        call.result("Transpose", call.inputs, {"perm": tuple(terms[0].index(c) for c in right)})
-    elif len(terms) == 2 and (flags := _as_matmul(call, terms, right)) is not None:
-        call.result("MatMul", call.inputs, flags)
-    else:
-        call.result("Einsum", call.inputs, {"equation": ",".join(terms) + "->" + right})
-
-
-def _as_matmul(call: Call, terms: list[str], right: str) -> dict[str, Any] | None:
-    """Flags of the MatMul an einsum of two operands is: batch letters first and alike, then m k, k
-    n and m n."""
-    a, b = terms
-    if min(len(a), len(b), len(right)) < 2 or any(len(set(t)) != len(t) for t in (a, b, right)):
-        return None
-    m, n = right[-2], right[-1]
-    batch = right[:-2]
-    inner = [c for c in a[-2:] if c != m]
-    if (
-        len(inner) != 1
-        or not all(t[:-2] in ("", batch) for t in (a, b))
-        or {a[:-2], b[:-2]} == {""} != {batch}
-    ):
-        return None
-    k = inner[0]
-    if sorted(a[-2:]) != sorted((m, k)) or sorted(b[-2:]) != sorted((k, n)) or k in right:
-        return None
-    sizes = [
-        dict(zip(t, call.shape(i), strict=True))
-        for i, t in enumerate((a, b))
-        if len(t) == len(call.shape(i))
-    ]
-    if len(sizes) != 2 or sizes[0][k] != sizes[1][k]:
-        return None
-    return {
-        flag: 1 for flag, swapped in (("trans_a", a[-2] == k), ("trans_b", b[-2] == n)) if swapped
-    }
-
-
-def _implicit(terms: list[str], taken: str) -> str:
-    joined = "".join(terms)
-    return "".join(c for c in sorted(set(joined)) if joined.count(c) == 1 and c not in taken)
-
-
 def _arg_reduce(call: Call) -> None:
     axis = call.axis(call.attr("axis", 0), len(call.shape()))
     attrs: dict[str, Any] = {"axis": axis, "keepdims": int(call.attr("keepdims", 1))}
@@ -410,7 +346,6 @@ MATH: dict[str, Rule] = {
     "MatMul": _matmul,
     "FusedMatMul": _fused_matmul,
     "Gemm": _gemm,
-    "Einsum": _einsum,
     "ArgMax": _arg_reduce,
     "ArgMin": _arg_reduce,
     "CumSum": _cumsum,

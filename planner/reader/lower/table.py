@@ -10,6 +10,7 @@ from planner.reader.lower.call import Call
 from planner.reader.lower.contrib import CONTRIB
 from planner.reader.lower.contrib_attention import CONTRIB_ATTENTION
 from planner.reader.lower.control import CONTROL
+from planner.reader.lower.einsum import einsum
 from planner.reader.lower.experts import moe
 from planner.reader.lower.index import INDEX
 from planner.reader.lower.jax import fused_attention
@@ -24,6 +25,7 @@ TABLE: dict[tuple[str, str], Callable[[Call], None]] = {
     for rules in (MATH, SHAPE, INDEX, NETS, ATTENTION, RARE, CONTROL, SEQUENCE)
     for op, rule in rules.items()
 }
+TABLE["", "Einsum"] = einsum
 TABLE |= {
     ("com.microsoft", op): TABLE["", op]
     for op in ("Gelu", "SimplifiedLayerNormalization", "FusedMatMul", "QuickGelu")
