@@ -170,6 +170,19 @@ def test_other_forms_are_a_finding_that_says_what_it_costs(scores: str) -> None:
     )
 
 
+def test_sinks_beside_the_scores_are_a_finding() -> None:
+    """As GPT-OSS is exported: a number a head in each softmax."""
+    text = (
+        f"{HEAD} {{ {SCORES} c = Concat <axis = -1> (s, sink) p = Softmax(c)"
+        " w = Slice(p, from, to, last) y = MatMul(w, v) }"
+    )
+    stored = arrays(text) | {"sink": np.broadcast_to(rand(H, 1, 1), (B, H, S, 1)).copy()}
+    stored |= {"from": np.array([0]), "to": np.array([S]), "last": np.array([3])}
+    graph = same(model(text, **stored), FEEDS)
+    (found,) = (n for n in graph.notes if getattr(n, "kind", "") == "attention")
+    assert "no known form" in found and f"{B * H * S * (S + 1):,} scores" in found
+
+
 def test_a_softmax_of_something_else_is_no_attention() -> None:
     made = model(
         "(float[2,6,8] x) => (float[2,6,5] y) { g = MatMul(x, router) p = Softmax <axis = -1> (g) y"

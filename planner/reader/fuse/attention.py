@@ -60,7 +60,7 @@ def _unknown(find: Finder) -> None:
         name = root.inputs[0]
         for _ in range(_BEHIND):
             op = find.maker(
-                name, "Dropout", "Where", "Cast", "Mul", "Reshape", "Transpose", "Softmax"
+                name, "Dropout", "Where", "Cast", "Mul", "Reshape", "Transpose", "Slice", "Softmax"
             )
             if op is None or op.op == "Softmax":
                 break
@@ -92,7 +92,7 @@ def _unknown(find: Finder) -> None:
 
 def _scored(find: Finder, name: str) -> bool:
     """Whether a product of two tensors that are no weights lies behind what a softmax takes,
-    through element-wise operations."""
+    through element-wise operations, beside others (sinks) too."""
     left, seen = [(name, 0)], {name}
     while left:
         name, depth = left.pop()
@@ -115,6 +115,7 @@ def _scored(find: Finder, name: str) -> bool:
                 "Min",
                 "Max",
                 "Clip",
+                "Concat",
             )
         ):
             continue
