@@ -219,12 +219,14 @@ def test_temperatures_train_and_no_pattern_takes_them_for_constants() -> None:
     assert np.abs(gradients(made)["logit_scale"]).max() > 0
 
 
-def test_copies_of_a_token_for_the_samples_of_the_export_are_one_token_again() -> None:
+@pytest.mark.parametrize("name", ["expand", "index"])
+def test_copies_of_a_token_for_the_samples_of_the_export_are_one_token_again(name: str) -> None:
     copies = np.repeat(rand(1, 1, 8), 2, 0)
     made = model(
-        "(float[2,3,8] x) => (float[2,4,8] y) { y = Concat <axis = 1> (expand, x) }", expand=copies
+        f"(float[2,3,8] x) => (float[2,4,8] y) {{ y = Concat <axis = 1> ({name}, x) }}",
+        **{name: copies},
     )
-    recorded(made, "expand", "pkg.onnxscript.optimizer.folded_from", "['vit.cls_token', 'val_6']")
+    recorded(made, name, "pkg.onnxscript.optimizer.folded_from", "['vit.cls_token', 'val_6']")
     graph = same(made, {"x": rand(2, 3, 8)})
     assert graph.trainable == {"vit.cls_token"} and graph.tensors["vit.cls_token"].shape == (
         1,
@@ -237,13 +239,26 @@ def test_copies_of_a_token_for_the_samples_of_the_export_are_one_token_again() -
     ].shape == (6, 4, 8)
 
 
-def test_parameters_that_the_exporter_computed_away_are_named() -> None:
+def test_the_exponential_of_a_temperature_trains_as_its_logarithm() -> None:
+    """torch's optimiser leaves the exponential alone in the file (CLIP)."""
     made = model(
         "(float[2,8] x) => (float[2,8] y) { h = MatMul(x, w) y = Mul(h, exp) }",
         w=rand(8, 8),
         exp=np.float32(3),
     )
     recorded(made, "exp", "pkg.onnxscript.optimizer.folded_from", "['model.logit_scale']")
+    graph = same(made, {"x": rand(2, 8)})
+    assert graph.trainable == {"w", "model.logit_scale"}
+    assert not [n for n in graph.notes if n.startswith("not trained")]
+
+
+def test_parameters_that_the_exporter_computed_away_are_named() -> None:
+    made = model(
+        "(float[2,8] x) => (float[2,8] y) { h = MatMul(x, w) y = Mul(h, sqrt) }",
+        w=rand(8, 8),
+        sqrt=np.float32(3),
+    )
+    recorded(made, "sqrt", "pkg.onnxscript.optimizer.folded_from", "['model.logit_scale']")
     (note,) = (n for n in read_model(made).notes if n.startswith("not trained"))
     assert "'model.logit_scale'" in note and "optimize=False" in note
 

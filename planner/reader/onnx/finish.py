@@ -36,7 +36,7 @@ _SLOTS["RoutedExperts"] = {
 }
 _OF_EIGHT_BITS = ("QuantizeLinear", "DequantizeLinear")
 SHOWN = 4  # names in a note
-_BUFFERS = ("running_mean", "running_var", "inv_freq")
+_BUFFERS = ("running_mean", "running_var", "inv_freq", ".layer_scalar")  # the last of Gemma 4
 
 
 def finish(draft: Draft) -> Graph:

@@ -25,10 +25,13 @@ _LEARNED = re.compile(
 """Last parts of names under which modules keep parameters that no matrix product, norm or lookup
 takes."""
 _VIEW = re.compile(
-    r"(embedding|expand|unsqueeze|squeeze|view|reshape|slice|select|permute|transpose|flatten|index_select|t)(_\d+)?"
+    r"(embedding|expand|unsqueeze|squeeze|view|reshape|slice|select|permute|transpose|flatten|index_select|index|t)(_\d+)?"
 )
 """Names of constants that an optimiser computed from a parameter without arithmetic: torch's names
 of such operations."""
+
+_EXP = re.compile(r"exp(_\d+)?")
+"""Likewise those that are exponentials."""
 
 
 @dataclass
@@ -82,6 +85,11 @@ class Records:
     def buffer(self, name: str) -> bool:
         """Whether the file says that a leaf is no parameter."""
         return self.kinds.get(name, PARAMETER) != PARAMETER
+
+    def logarithm_of(self, name: str) -> str:
+        """The one parameter whose exponential a constant is, '' where it is none."""
+        parts = self.folded.get(name, ())
+        return parts[0] if len(parts) == 1 and _EXP.fullmatch(name) else ""
 
     def view_of(self, name: str) -> str:
         """The one parameter that a constant holds rows or copies of, '' where it is none or was

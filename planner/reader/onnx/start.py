@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -171,9 +172,12 @@ def _add_stored(
     type_: Type,
     ref: WeightRef,
 ) -> None:
-    """An initializer; one that the exporter made of a parameter's rows is that parameter, and
-    copies for the samples of a batch are one again."""
+    """An initializer; one that the exporter made of a parameter's rows is that parameter, copies
+    for the samples of a batch are one again, and the exponential of a number that is trained is
+    taken anew."""
     draft, (shape, dtype) = lowering.draft, type_
+    if dtype in FLOATS and _add_exponential(lowering, frame, name, type_, ref):
+        return
     origin = draft.records.view_of(name)
     if not origin or ref.kind == "absent" or dtype not in FLOATS:
         lowering.add_leaf(frame, name, type_, ref)
@@ -193,6 +197,26 @@ def _add_stored(
             return
     lowering.add_ref(made, shape, dtype, ref)
     frame.env[name] = made
+
+
+def _add_exponential(
+    lowering: Lowering, frame: Frame, name: str, type_: Type, ref: WeightRef
+) -> bool:
+    """Adds the exponential of a number that is trained (CLIP's temperature), of which the file has
+    the exponential alone. Whether it is one."""
+    draft = lowering.draft
+    origin = draft.records.logarithm_of(name)
+    if not origin or ref.kind != "inline" or math.prod(type_[0]) != 1:
+        return False
+    value = proto_array(ref.proto)
+    if not (value > 0).all():
+        return False
+    made = draft.fresh(origin)
+    logarithm = np.asarray(np.log(value), value.dtype)
+    lowering.add_ref(made, *type_, WeightRef("inline", proto=logarithm))
+    frame.env[name] = draft.add("Exp", [made], out=name)
+    del draft.records.folded[name]
+    return True
 
 
 def _add_sparse(lowering: Lowering, frame: Frame, sparse: Any, folder: Path | None) -> None:
