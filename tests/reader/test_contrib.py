@@ -369,3 +369,61 @@ def test_packed_attention(form: str) -> None:
     made = built("Attention", given, {}, 2 if form == "past" else 1, **attrs)
     graph = same(made, {n: a for n, a in given.items() if a is not None}, tolerance=2e-5)
     assert ops(graph).count("Attention") == 1
+
+
+@pytest.mark.parametrize("turned", [{}, {"transA": 1}, {"transB": 1}])
+@pytest.mark.parametrize("batches", [{}, {"transBatchA": 1}, {"transBatchB": 1}])
+def test_products_with_transposes(turned: dict[str, int], batches: dict[str, int]) -> None:
+    """Rows before batch dims, as the optimizer leaves them of heads that it did not move."""
+    sizes = {"A": (4, 6), "B": (6, 5)}
+    given = {}
+    for side, (m, n) in sizes.items():
+        m, n = (n, m) if f"trans{side}" in turned else (m, n)
+        given[side] = rand(*((m, 2, 3, n) if f"transBatch{side}" in batches else (2, 3, m, n)))
+    graph = agrees("FusedMatMul", given, {}, alpha=0.5, **turned, **batches)
+    assert ops(graph).count("MatMul") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers"), [("Relu", []), ("LeakyRelu", [0.1]), ("Clip", [-0.5, 0.7])]
+)
+def test_layers_with_their_activation(kind: str, numbers: list[float]) -> None:
+    stored = {"w": rand(4, 3, 3, 3), "b": rand(4)}
+    given = {"x": rand(2, 3, 6, 6)}
+    more: dict[str, Any] = {"activation_params": numbers} if numbers else {}
+    graph = agrees("FusedConv", given, stored, activation=kind, **more)
+    assert ops(graph) == ["Conv", "Add", kind]
+    if kind != "Clip":
+        more = {"activation_alpha": 0.1} if numbers else {}
+        stored = {"w": rand(8, 4), "b": rand(4)}
+        graph = agrees("FusedGemm", {"x": rand(3, 8)}, stored, activation=kind, **more)
+        assert ops(graph) == ["MatMul", "Add", kind]
+
+
+def eight(*shape: int, signed: bool = False) -> np.ndarray:
+    """Small numbers of eight bits: sums in 16 bits, which some kernels of onnxruntime take, hold
+    them."""
+    made = np.random.default_rng(len(shape)).integers(0, 40, shape)
+    return made.astype(np.int8 if signed else np.uint8)
+
+
+@pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
+def test_quantised_arithmetic(op: str) -> None:
+    numbers = {"as": F(0.02), "az": np.uint8(3), "b": eight(3, 8)[::-1], "bs": F(0.04)}
+    numbers |= {"bz": np.uint8(9), "cs": F(0.05), "cz": np.uint8(1)}
+    agrees(op, {"a": eight(3, 8)}, numbers)
+
+
+def test_quantised_products() -> None:
+    weight = {"b": eight(8, 4, signed=True), "bs": rand(4) ** 2}
+    zeros = np.zeros(4, np.int8)
+    given = {"x": rand(3, 8)}
+    graph = agrees("DynamicQuantizeMatMul", given, {**weight, "bz": zeros, "bias": rand(4)})
+    assert "MatMulInteger" in ops(graph) and graph.trainable == {"bias"}
+    given = {"a": eight(3, 8)}
+    stored = {"b": weight["b"], "as": F(0.1), "bs": F(0.2), "az": np.uint8(5), "bz": np.int8(0)}
+    agrees("MatMulIntegerToFloat", given, stored | {"bias": rand(4)})
+    stored = {"as": F(0.1), "az": np.uint8(5), "b": weight["b"], "bs": weight["bs"], "bz": zeros}
+    stored |= {"c": np.arange(4, dtype=I), "ys": F(0.3), "yz": np.uint8(7)}
+    graph = agrees("QGemm", given, stored)
+    assert not graph.trainable

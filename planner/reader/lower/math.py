@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.reader.draft.fold import numpy_dtype
 from planner.reader.draft.shapes import ShapeError, words
-from planner.reader.lower.call import Call, Unsupported
+from planner.reader.lower.call import Call
 from planner.reader.onnx.tensors import dtype_name
 
 Rule = Callable[[Call], None]
@@ -251,17 +251,16 @@ def _matmul(call: Call) -> None:
 
 
 def _fused_matmul(call: Call) -> None:
-    if call.attr("transBatchA", 0) or call.attr("transBatchB", 0):
-        raise Unsupported("FusedMatMul with batch transposes")
-    flags: dict[str, Any] = {
-        "trans_a": int(call.attr("transA", 0)),
-        "trans_b": int(call.attr("transB", 0)),
-    }
-    call.bind(
-        scaled(
-            call, call.emit("MatMul", [call.arg(0), call.arg(1)], flags), call.attr("alpha", 1.0)
-        )
-    )
+    """A product of com.microsoft with its factor; batch dims may lie behind the rows."""
+    flags: dict[str, Any] = {}
+    sides = []
+    for slot, side in enumerate("AB"):
+        x, rank = call.arg(slot), len(call.shape(slot))
+        if call.attr(f"transBatch{side}", 0):
+            x = call.emit("Transpose", [x], {"perm": (*range(1, rank - 1), 0, rank - 1)})
+        sides.append(x)
+        flags[f"trans_{side.lower()}"] = int(call.attr(f"trans{side}", 0))
+    call.bind(scaled(call, call.emit("MatMul", sides, flags), call.attr("alpha", 1.0)))
 
 
 def scaled(call: Call, x: str, factor: float) -> str:

@@ -9,6 +9,7 @@ from planner.reader.lower.attention import ATTENTION
 from planner.reader.lower.call import Call
 from planner.reader.lower.contrib import CONTRIB
 from planner.reader.lower.contrib_attention import CONTRIB_ATTENTION
+from planner.reader.lower.contrib_fused import CONTRIB_FUSED
 from planner.reader.lower.control import CONTROL
 from planner.reader.lower.einsum import einsum
 from planner.reader.lower.experts import moe
@@ -30,7 +31,7 @@ TABLE |= {
     ("com.microsoft", op): TABLE["", op]
     for op in ("Gelu", "SimplifiedLayerNormalization", "FusedMatMul", "QuickGelu")
 }
-for rules in (CONTRIB, CONTRIB_ATTENTION):
+for rules in (CONTRIB, CONTRIB_ATTENTION, CONTRIB_FUSED):
     TABLE |= {("com.microsoft", op): rule for op, rule in rules.items()}
 TABLE["com.microsoft", "MoE"] = moe
 TABLE[DOMAIN, FUSED] = fused_attention

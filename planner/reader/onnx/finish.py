@@ -34,7 +34,7 @@ _SLOTS["RoutedExperts"] = {
     7: "up_bias",
     8: "down_bias",
 }
-_OF_EIGHT_BITS = ("QuantizeLinear", "DequantizeLinear")
+_OF_EIGHT_BITS = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul")
 SHOWN = 4  # names in a note
 _BUFFERS = ("running_mean", "running_var", "inv_freq", ".layer_scalar")  # the last of Gemma 4
 

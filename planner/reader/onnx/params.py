@@ -138,6 +138,8 @@ def slot_kind(draft: Draft, op: Op, slot: int, data: set[str]) -> str:
     if kind in ("Add", "Mul") and others and others[0] in data:
         out = draft.shape(others[0])
         maker = draft.maker.get(others[0])
+        if maker is not None and maker.op == "Cast" and not draft.is_float(maker.inputs[0]):
+            return ""  # of a product of quantised numbers
         behind = (
             kind == "Add"
             and maker is not None
