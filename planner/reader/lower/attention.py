@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from planner.reader.draft.shapes import ShapeError
 from planner.reader.lower.call import Call, Unsupported
 from planner.reader.lower.math import number
@@ -92,14 +90,31 @@ def attend(
     s, t = (call.draft.shape(x)[2] for x in operands[:2])
     attrs = {k: v for k, v in attrs.items() if v} | {"causal": int(causal and s == t and not past)}
     if causal and not attrs["causal"]:
-        window = int(attrs.pop("window", 0))
-        seen = np.tri(s, t, past, dtype=bool)
-        seen &= ~np.tri(s, t, past - window, dtype=bool) if window else True
-        if not seen.all():
-            mask = both_masks(call, mask, call.constant(seen, "causal"))
+        seen = _seen(call, (s, t), past, int(attrs.pop("window", 0)))
+        mask = both_masks(call, mask, seen) if seen else mask
     if mask:
         attrs["guard"] = 1  # the operator gives zeros for rows that are masked everywhere
     return call.emit("Attention", [*operands, *([mask] if mask else [])], attrs, out=out)
+
+
+def counted(call: Call, shape: tuple[int, ...], start: int = 0) -> str:
+    """Whole numbers in a row, from `start` on."""
+    n = math.prod(shape)
+    attrs = {"start": start, "delta": 1, "dtype": "int64"}
+    return call.emit("Reshape", [call.emit("Range", [], attrs, shape=(n,))], shape=shape)
+
+
+def _seen(call: Call, sizes: tuple[int, int], past: int, window: int) -> str:
+    """Which keys queries behind `past` of them see: those before, or the last so many (`window`);
+    "" where that is all."""
+    s, t = sizes
+    keys, rows = counted(call, (1, t)), counted(call, (s, 1), past)
+    seen = "" if past >= t - 1 else call.emit("LessOrEqual", [keys, rows])
+    if 0 < window < past + s:
+        first = call.emit("Sub", [rows, number(call, window, "int64")])
+        near = call.emit("Greater", [keys, first])
+        seen = call.emit("And", [seen, near]) if seen else near
+    return seen
 
 
 def both_masks(call: Call, mask: str, seen: str) -> str:

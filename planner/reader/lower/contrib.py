@@ -14,6 +14,7 @@ import numpy as np
 
 from planner.reader.draft.fold import numpy_dtype
 from planner.reader.draft.shapes import ShapeError
+from planner.reader.lower.attention import counted
 from planner.reader.lower.call import Call, Unsupported
 from planner.reader.lower.math import number
 from planner.reader.onnx.records import BUFFER
@@ -47,7 +48,7 @@ def _embed_norm(call: Call) -> None:
     mask leaves; the sum."""
     ids, segments, words, places, kinds, scale, shift = call.inputs[:7]
     row = (1, *call.shape()[1:])
-    where = call.arg(8) or call.constant(np.arange(row[1], dtype=np.int64).reshape(row), "places")
+    where = call.arg(8) or counted(call, row)
     parts = [
         call.emit("Gather", [table, index], {"axis": 0})
         for table, index in ((words, ids), (places, where), (kinds, segments))

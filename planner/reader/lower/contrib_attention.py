@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from planner.reader.draft.shapes import ShapeError
-from planner.reader.lower.attention import attend, both_masks, join_heads, split_heads
+from planner.reader.lower.attention import attend, both_masks, counted, join_heads, split_heads
 from planner.reader.lower.call import Call, Unsupported
 from planner.reader.lower.contrib import cut
 from planner.reader.lower.math import number
@@ -85,7 +83,7 @@ def _rotary(call: Call) -> None:
     x = split_heads(call, call.arg(0), heads) if flat else call.arg(0)
     if call.shape(1) in ((), (1,)):
         s = call.draft.shape(x)[2]
-        steps = call.constant(np.arange(s, dtype=np.int64).reshape(1, s), "steps")
+        steps = counted(call, (1, s))
         positions = call.emit("Add", [call.emit("Reshape", [positions], shape=(1, 1)), steps])
     tables = (call.arg(2), call.arg(3))
     y = _rotated(call, x, tables, positions, bool(call.attr("interleaved", 0)))
@@ -167,12 +165,11 @@ def _before(call: Call, new: int) -> str:
 def _positions(call: Call, past: int, new: int) -> str:
     """Positions of the new tokens [B, new]; "" where they count from 0."""
     if past:
-        steps = call.constant(np.arange(new, dtype=np.int64).reshape(1, new), "steps")
-        return call.emit("Add", [_before(call, new), steps])
+        return call.emit("Add", [_before(call, new), counted(call, (1, new))])
     if not (mask := _summed(call, past + new)):
         return ""
-    counted = call.emit("Cast", [mask], {"to": "int64"})
-    return call.emit("CumSum", [counted], {"axis": 1, "exclusive": 1, "reverse": 0})
+    real = call.emit("Cast", [mask], {"to": "int64"})
+    return call.emit("CumSum", [real], {"axis": 1, "exclusive": 1, "reverse": 0})
 
 
 def _real(call: Call, past: int, new: int) -> str:
@@ -181,8 +178,8 @@ def _real(call: Call, past: int, new: int) -> str:
     if mask := _summed(call, total):
         seen = call.emit("Cast", [mask], {"to": "bool"})
     elif past:
-        places = call.constant(np.arange(total, dtype=np.int64).reshape(1, total), "places")
-        newest = call.constant(np.arange(total).reshape(1, total) >= past, "new")
+        places = counted(call, (1, total))
+        newest = call.emit("GreaterOrEqual", [places, number(call, past, "int64")])
         seen = call.emit("Less", [places, _before(call, new)])
         seen = call.emit("Or", [seen, newest])
     else:
@@ -256,7 +253,7 @@ def _keys(call: Call, mask: str, added: str, sizes: tuple[int, int, int]) -> str
     batch, queries, keys = sizes
     shape = call.draft.shape(mask)
     if shape == (batch,) and keys != 1:  # how many of each row are seen
-        places = call.constant(np.arange(keys, dtype=np.int64).reshape(1, keys), "places")
+        places = counted(call, (1, keys))
         count = call.emit("Cast", [mask], {"to": "int64"})
         seen = call.emit("Less", [places, call.emit("Reshape", [count], shape=(batch, 1))])
     elif shape in ((batch, keys), (batch, queries, keys)):
