@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _OFFSET, _PAIRS = "its positions begin at row 2 of their table", "its rotary pairs lie side by side"
 _ONE_MORE = "its norms multiply by 1 + weight"
 WRITTEN_OTHERWISE = {
-    "bloom": "a head's queries, keys and values lie side by side in one tensor",
     "camembert": _OFFSET,
     "cohere": _PAIRS,
     "cohere2": _PAIRS,

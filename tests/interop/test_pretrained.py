@@ -72,6 +72,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": P,
         "num_local_experts": E,
     },
+    "gpt_neox": {
+        "num_hidden_layers": L,
+        "hidden_size": H,
+        "num_attention_heads": 4,
+        "intermediate_size": F,
+        "vocab_size": V,
+        "max_position_embeddings": P,
+        "rotary_pct": 0.5,
+    },
+    "bloom": {"n_layer": L, "hidden_size": H, "n_head": 4, "vocab_size": V, "seq_length": P},
     "bert": {
         "num_hidden_layers": L,
         "hidden_size": H,
@@ -187,7 +197,31 @@ def fused(experts: bool = False) -> dict[str, tuple[int, ...]]:
     return rows
 
 
+def by_heads(family: str) -> dict[str, tuple[int, ...]]:
+    """Queries, keys and values of each head behind one another: GPT-NeoX, BLOOM."""
+    neox = family == "gpt_neox"
+    base, wide = ("gpt_neox.layers", F) if neox else ("transformer.h", 4 * H)
+    attention, last = ("attention", "final_layer_norm") if neox else ("self_attention", "ln_f")
+    top = base.rpartition(".")[0]
+    rows = {f"{top}.{'embed_in' if neox else 'word_embeddings'}.weight": (V, H)}
+    rows |= {"embed_out.weight": (V, H)} if neox else {}
+    norms = [f"{top}.{last}"] + ([] if neox else [f"{top}.word_embeddings_layernorm"])
+    for i in range(L):
+        sizes = {
+            f"{attention}.query_key_value": (3 * H, H),
+            f"{attention}.dense": (H, H),
+            "mlp.dense_h_to_4h": (wide, H),
+            "mlp.dense_4h_to_h": (H, wide),
+        }
+        rows |= {f"{base}.{i}.{n}.weight": s for n, s in sizes.items()}
+        rows |= {f"{base}.{i}.{n}.bias": s[:1] for n, s in sizes.items()}
+        norms += [f"{base}.{i}.{n}_layernorm" for n in ("input", "post_attention")]
+    return rows | {f"{n}.{w}": (H,) for n in norms for w in ("weight", "bias")}
+
+
 SHAPES = {
+    "gpt_neox": lambda: by_heads("gpt_neox"),
+    "bloom": lambda: by_heads("bloom"),
     "gpt2": gpt2,
     "llama": llama,
     "mixtral": lambda: llama(experts=True),
@@ -264,7 +298,16 @@ def trained(path: Path, values: Tensors) -> Path:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("family", "shards"),
-    [("gpt2", 1), ("llama", 2), ("mixtral", 3), ("bert", 1), ("phi3", 2), ("granitemoe", 1)],
+    [
+        ("gpt2", 1),
+        ("llama", 2),
+        ("mixtral", 3),
+        ("bert", 1),
+        ("phi3", 2),
+        ("granitemoe", 1),
+        ("gpt_neox", 2),
+        ("bloom", 1),
+    ],
 )
 def test_there_and_back_is_bit_equal(family: str, shards: int, dtype: str, tmp_path: Path) -> None:
     """Every file of the checkpoint, its headers included, comes back byte for byte through the
@@ -320,6 +363,24 @@ def test_parameters_lie_as_the_graph_has_them(tmp_path: Path) -> None:
         e["bert.embeddings.LayerNorm.weight"], c["bert.embeddings.LayerNorm.gamma"]
     )
     assert len(g) == 4 + 16 * L and len(m) == 3 + 10 * L
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "bloom"])
+def test_heads_whose_queries_keys_and_values_lie_together(family: str, tmp_path: Path) -> None:
+    tensors = checkpoint(family)
+    assert weights(folder(tmp_path / "hub", family, tensors), tmp_path / "w.safetensors") == 0
+    found, heads = load(tmp_path / "w.safetensors"), 4
+    (matrix,) = (a for n, a in tensors.items() if n.endswith(".1." + _QKV[family] + ".weight"))
+    (bias,) = (a for n, a in tensors.items() if n.endswith(".1." + _QKV[family] + ".bias"))
+    for k, what in enumerate("qkv"):
+        at = f"model.layers.1.self_attn.{what}_proj"
+        own = matrix.reshape(heads, 3, H // heads, H)[:, k].reshape(H, H).T
+        assert np.array_equal(found[f"{at}.weight"], own)
+        own = bias.reshape(heads, 3, H // heads)[:, k].reshape(H)
+        assert np.array_equal(found[f"{at}.bias"].reshape(H), own)
+
+
+_QKV = {"gpt_neox": "attention.query_key_value", "bloom": "self_attention.query_key_value"}
 
 
 def test_fused_projections_are_parted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

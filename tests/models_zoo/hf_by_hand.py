@@ -55,36 +55,6 @@ def _qwen(name: str, x: np.ndarray, c: dict[str, Any]) -> Iterator[tuple[str, np
         yield name.replace("shared_expert.", "shared_experts."), turned
 
 
-def bloom(tensors: Tensors, config: dict[str, Any]) -> Tensors:
-    """A head's rows of queries, keys and values lie behind each other."""
-    return {
-        name: np.ascontiguousarray(value)
-        for source, tensor in tensors.items()
-        for name, value in _bloom(source.removeprefix("transformer."), tensor, config["n_head"])
-    }
-
-
-def _bloom(name: str, x: np.ndarray, heads: int) -> Iterator[tuple[str, np.ndarray]]:
-    if "query_key_value" in name:
-        parts = np.split(x.reshape(heads, 3, -1, *x.shape[1:]), 3, axis=1)
-        for own, part in zip("qkv", parts, strict=True):
-            flat = part.reshape(-1, *x.shape[1:])
-            to = name.replace("self_attention.query_key_value", f"self_attn.{own}_proj")
-            yield f"model.{to.replace('h.', 'layers.', 1)}", flat.T
-        return
-    for old, new in (
-        ("word_embeddings_layernorm", "embed_layernorm"),
-        ("word_embeddings", "embed_tokens"),
-        ("self_attention.dense", "self_attn.o_proj"),
-        ("dense_h_to_4h", "up_proj"),
-        ("dense_4h_to_h", "down_proj"),
-        ("ln_f", "norm"),
-    ):
-        name = name.replace(old, new)
-    to = name.replace("h.", "layers.", 1) if name.startswith("h.") else name
-    yield f"model.{to}", x.T if x.ndim == 2 and "embed" not in name else x
-
-
 def pairs(tensors: Tensors, config: dict[str, Any]) -> Tensors:
     """Rotary positions turn features that lie side by side: here those half a head apart. Names as
     ERNIE 4.5 has them."""
@@ -107,7 +77,6 @@ def pairs(tensors: Tensors, config: dict[str, Any]) -> Tensors:
 
 
 BY_HAND: dict[str, Callable[[Tensors, dict[str, Any]], Tensors]] = {
-    "bloom": bloom,
     "ernie4_5_moe": pairs,
     "qwen3_5_moe_text": qwen_delta,
     "qwen3_5_text": qwen_delta,

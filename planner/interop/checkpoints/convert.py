@@ -148,13 +148,22 @@ def _pieces(
 
 
 def _part(array: np.ndarray, take: Take) -> np.ndarray:
-    """What a take reads, and where it is written back: a view."""
-    view = (
-        array[(*[slice(None)] * take.axis, slice(take.start, take.start + take.size))]
-        if array.ndim
-        else array
-    )
+    """What a take reads."""
+    view = _place(array, take)
+    if take.heads:
+        view = view.reshape(take.size, *array.shape[1:])
     return view.swapaxes(-1, -2) if take.flip else view
+
+
+def _place(array: np.ndarray, take: Take) -> np.ndarray:
+    """Where it lies: a view, with a dim of heads where they have their parts apart."""
+    if take.heads:
+        each = take.size // take.heads
+        apart = array.reshape(take.heads, -1, *array.shape[1:])
+        return apart[:, take.start : take.start + each]
+    if not array.ndim:
+        return array
+    return array[(*[slice(None)] * take.axis, slice(take.start, take.start + take.size))]
 
 
 def _memory(value: np.ndarray) -> memoryview:
@@ -284,8 +293,9 @@ def _returned(
             stored.dtype,
             m.label,
         )
-        place = _part(out, take)
-        value = value.reshape(place.shape)
+        place = _place(out, take)
+        value = value.reshape(_part(out, take).shape)
+        value = (value.swapaxes(-1, -2) if take.flip else value).reshape(place.shape)
         where = (take.start, take.size)
         if where in done and _memory(place) != _memory(value):
             raise PlanError(

@@ -32,13 +32,15 @@ _CONV1D = re.compile(r".*\b(c_attn|c_proj|c_fc|q_attn)\.weight")
 @dataclass(frozen=True, slots=True)
 class Take:
     """A tensor of the checkpoint, or the part [start, start + size) of its dim `axis`; flip: its
-    last two dims change places on the way."""
+    last two dims change places on the way. heads: 0, or how many have their part in the first dim,
+    from `start` of each on."""
 
     source: str
     axis: int
     start: int
     size: int
     flip: bool
+    heads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,9 @@ def _fitted(
             if want.rows_of and goal
             else _take(source, want, t, turned, flip=flip)
         )
+        if want.by_head and t.shape:
+            heads = _heads(graph, name)
+            take = Take(source, 0, want.part * take.size // heads, take.size, flip, heads)
         taken = _taken_shape(t, take)
         if (
             taken != goal
@@ -208,6 +213,19 @@ def _take(source: str, want: Want, t: Stored, turned: bool, flip: bool) -> Take:
     axis = max(0, len(t.shape) - (1 if turned else 2))
     size = t.shape[axis] // want.parts if t.shape else 1
     return Take(source, axis, want.part * size, size, flip)
+
+
+def _heads(graph: Graph, name: str) -> int:
+    """Heads that the columns of a product by a weight are parted into, or a bias of it; 1 where
+    they are not."""
+    rank = 0
+    while len(users := graph.consumers.get(name, ())) == 1:
+        name = graph.nodes[users[0][0]].outputs[0]
+        shape = graph.tensors[name].shape
+        if rank and len(shape) > rank:
+            return shape[-2]
+        rank = len(shape)
+    return 1
 
 
 def _rows_of(source: str, want: Want, t: Stored, rows: int, flip: bool) -> Take:

@@ -18,6 +18,7 @@ WRAPPERS = frozenset(
         "module",
         "language_model",
         "backbone",
+        "gpt_neox",
     }
 )
 TIES = (
@@ -128,6 +129,19 @@ _RENAMED = (
     (re.compile(r"(.*\b)mlp\.gate_proj\.weight"), r"\1feed_forward.w1.weight"),
     (re.compile(r"(.*\b)mlp\.up_proj\.weight"), r"\1feed_forward.w3.weight"),
     (re.compile(r"(.*\b)mlp\.down_proj\.weight"), r"\1feed_forward.w2.weight"),
+    (re.compile(r"embed_tokens\.weight"), "embed_in.weight"),  # GPT-NeoX
+    (re.compile(r"lm_head\.weight"), "embed_out.weight"),
+    (re.compile(r"norm\.(weight|bias)"), r"final_layer_norm.\1"),
+    (re.compile(r"(.*\b)self_attn\.o_proj\.(weight|bias)"), r"\1attention.dense.\2"),
+    (re.compile(r"(.*\bmlp)\.up_proj\.(weight|bias)"), r"\1.dense_h_to_4h.\2"),
+    (re.compile(r"(.*\bmlp)\.down_proj\.(weight|bias)"), r"\1.dense_4h_to_h.\2"),
+    (re.compile(r"embed_tokens\.weight"), "word_embeddings.weight"),  # BLOOM
+    (re.compile(r"embed_layernorm\.(.*)"), r"word_embeddings_layernorm.\1"),
+    (re.compile(r"layers\.(\d+\.(?:input|post_attention)_layernorm\..*)"), r"h.\1"),
+    (re.compile(r"layers\.(\d+)\.self_attn\.o_proj\.(.*)"), r"h.\1.self_attention.dense.\2"),
+    (re.compile(r"layers\.(\d+)\.mlp\.up_proj\.(.*)"), r"h.\1.mlp.dense_h_to_4h.\2"),
+    (re.compile(r"layers\.(\d+)\.mlp\.down_proj\.(.*)"), r"h.\1.mlp.dense_4h_to_h.\2"),
+    (re.compile(r"norm\.(weight|bias)"), r"ln_f.\1"),
 )
 _HEADS = re.compile(r"(.*\battn)\.([qkv])_proj\.(weight|bias)")
 _ROWS = re.compile(r"(.*\bself_attn)\.([qkv])_proj\.(weight|bias)")
@@ -158,7 +172,8 @@ _PROJECTIONS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 class Want:
     """A canonical name, and which of `parts` equal parts of its outputs; or whose rows they are, of
     queries, keys and values behind each other (keys and values are as many); or how many rows, from
-    which on, of how many (`rows`), along dim `axis`."""
+    which on, of how many (`rows`), along dim `axis`. by_head: the parts are those of each head, one
+    head behind the other."""
 
     name: str
     part: int = 0
@@ -166,6 +181,7 @@ class Want:
     rows_of: str = ""
     rows: tuple[int, int, int] | None = None
     axis: int = 0
+    by_head: bool = False
 
 
 def canonical(name: str) -> str:
@@ -205,6 +221,12 @@ def ways(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[Want
         yield [Want(f"{rows[1]}.qkv_proj.{rows[3]}", rows_of=rows[2])]
         block = rows[1].replace("layers.", "blocks.").removesuffix("self_attn")
         yield [Want(f"{block}attn.Wqkv.{rows[3]}", rows_of=rows[2])]  # MPT
+        queries, keys = (shapes.get(f"{rows[1]}.{n}_proj.{rows[3]}") for n in "qk")
+        block = rows[1].removesuffix("self_attn")
+        wholes = f"{block}attention", f"{block.replace('layers.', 'h.')}self_attention"
+        for whole in wholes if queries == keys else ():  # GPT-NeoX, BLOOM
+            fused = f"{whole}.query_key_value.{rows[3]}"
+            yield [Want(fused, "qkv".index(rows[2]), 3, by_head=True)]
     if halves := _HALVES.fullmatch(name):
         yield [Want(f"{halves[1]}.gate_up_proj.{halves[3]}", int(halves[2] == "up"), 2)]
         yield [Want(f"{halves[1]}.Wi.{halves[3]}", int(halves[2] == "up"), 2)]  # ModernBERT
