@@ -31,7 +31,6 @@ MAX_PERIODS = 12
 FARTHEST, WIDE_PERIODS = 8, 4
 """Layers of a period at most that nothing in them marks, and such periods that are tried: guesses
 (published ones have four layers)."""
-FEW = 3
 NONE = -1
 
 
@@ -177,7 +176,7 @@ def find_runs(graph: Graph) -> tuple[tuple[int, int, int], ...]:
     for _, start, p, repeats in sorted(found, key=lambda f: (-f[0], f[2], f[1])):
         if all(start + p * repeats <= a or start >= a + q * r for a, q, r in runs):
             runs.append((start, p, repeats))
-    return tuple(sorted(run for run in runs if not _leads_in(run, runs)))
+    return tuple(sorted(runs))
 
 
 def _periods(kind: np.ndarray) -> list[int]:
@@ -196,17 +195,6 @@ def _periods(kind: np.ndarray) -> list[int]:
     near = sorted(frequent((1,)), key=lambda g: (-g[0] * g[1], g[0]))[:MAX_PERIODS]
     wide = sorted(frequent(range(2, FARTHEST + 1)), key=lambda g: (-g[1], g[0]))[:WIDE_PERIODS]
     return list(dict.fromkeys(p for p, _ in (*near, *wide)))
-
-
-def _leads_in(run: tuple[int, int, int], runs: Sequence[tuple[int, int, int]]) -> bool:
-    """Whether a run is of a few layers right before many others (DeepSeek's dense layers): each of
-    these is decided for itself, as what makes room may be the one beside the embedding. Bamba's
-    periods of nine layers are more than the four layers behind them, and stay a run."""
-    first, p, repeats = run
-    return repeats <= FEW and any(
-        first + p * repeats == other and more > FEW and p * repeats < q * more
-        for other, q, more in runs
-    )
 
 
 def _runnable(match: _Match, begin: int, end: int, p: int) -> list[tuple[int, int]]:

@@ -192,6 +192,17 @@ def _live(space: Space, techniques: Techniques) -> list[Span]:
     return live_spans(space, kept, _weights_are_gathered(space, techniques))
 
 
+def _one_repeat(space: Space, recompute: str) -> np.ndarray:
+    """Bytes that one repeat of the blocks of which one is counted has beside what all save. What
+    frameworks save selectively is saved of that one, too. [options]"""
+    arrays = arrays_of(space)
+    if recompute != "block-keep" or space.pricer.runtime.kernels is None:
+        return arrays.one_repeat_bytes
+    costs = arrays.costs
+    left = (costs.saved_bytes_remat + costs.saved_collective_bytes) / arrays.count
+    return np.where(arrays.one_repeat_bytes > 0, arrays.one_repeat_bytes - left, 0.0)
+
+
 def _again(space: Space, techniques: Techniques) -> np.ndarray:
     """Bytes that one repeat of blocks has at once that are made again or cut out of stacks, of
     whatever blocks; nothing where there are none. [options]"""
@@ -316,7 +327,7 @@ def _state_and_saved(
     arrays, shares = arrays_of(space), _stage_shares(space, techniques)
     costs, recompute = arrays.costs, recomputes(space, techniques)
     whole = takes_repeats_whole(space.base, space.pricer, techniques.zero_stage)
-    one_repeat = arrays.one_repeat_bytes if recompute or whole else 0.0
+    one_repeat = _one_repeat(space, recompute) if recompute or whole else 0.0
     saved = (costs.saved_bytes_remat if recompute else costs.saved_bytes) + one_repeat
     if recompute == "block-keep":
         saved = saved + costs.saved_collective_bytes
@@ -334,7 +345,12 @@ def _state_and_saved(
             each = costs.handed_on_bytes_remat if again else costs.handed_on_bytes
             handed = arrays.count * each
             saved = saved + schedule.handed_in_flight * shares.held * handed
-        state = shares.held * (state + shares.copied_weights * arrays.block_grad_bytes[0])
+        copied = shares.copied_weights * arrays.block_grad_bytes[0]
+        if techniques.schedule == DUALPIPE:  # weights of the stage as far from the other end
+            recipe, gradients = space.pricer.recipe, costs.gradient_bytes[zero]
+            both = 1 + recipe.parameter_bytes / recipe.gradient_bytes
+            copied = copied + both * arrays.count * gradients
+        state = shares.held * (state + copied)
     return state, saved * space.parts / techniques.microbatches if uncut else saved
 
 

@@ -22,6 +22,7 @@ from planner.ops.residuals import reads
 from planner.pricing.frameworks.kernels import role, together
 from planner.pricing.frameworks.memory import option_bytes
 from planner.pricing.frameworks.selective import made_again
+from planner.pricing.frameworks.stages import attentions_before
 from planner.pricing.gradient_sync import WeightCosts, WeightPricer, no_weights
 from planner.pricing.kernels import (
     inner_times,
@@ -139,7 +140,8 @@ class Kinds:
         if self.pricer.runtime.kernels is None:
             return ()
         again = made_again(self.base, i, self.pricer.runtime)
-        return role(self.graph, i), together(self.base, i), again
+        inside = i in self.base.repeated
+        return role(self.graph, i), together(self.base, i), again, self.base.times[i], inside
 
     def _shaped(self, i: int) -> _Shape:
         """The splits of a node, and what they ask of layouts."""
@@ -235,14 +237,18 @@ class Kinds:
         saved_collective = nothing
         saved = self._saved(i, shape, slack)
         if self._as_framework(i):
-            at_framework, saved_collective = self._saved_by_framework(i, shape, slack)
-            entering = saved["saved_bytes_remat"] - saved["saved_bytes_one_repeat"]
-            one = at_framework / base.times[i] * (i in base.repeated)
+            at_framework, left = self._saved_by_framework(i, shape, slack)
+            entering = at_framework
+            if i in base.repeated:
+                entering = saved["saved_bytes_remat"]
+            elif attentions_before(base, base.runs[0][0] if base.runs else 0):
+                entering = nothing  # layers before the blocks are made again, too
             saved |= {
                 "saved_bytes": at_framework,
-                "saved_bytes_one_repeat": one,
-                "saved_bytes_remat": entering + one,
+                "saved_bytes_one_repeat": at_framework / base.times[i] * (i in base.repeated),
+                "saved_bytes_remat": entering,
             }
+            saved_collective = left - entering
         elif shape.results and (most := base.saved_collective_bytes(i, self.pricer.itemsize)):
             saved_collective = self.atlas.partial(shape.results[0]) * (
                 slack * most / prod(self.sizes.values())
