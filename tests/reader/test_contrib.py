@@ -427,3 +427,16 @@ def test_quantised_products() -> None:
     stored |= {"c": np.arange(4, dtype=I), "ys": F(0.3), "yz": np.uint8(7)}
     graph = agrees("QGemm", given, stored)
     assert not graph.trainable
+
+
+@pytest.mark.parametrize("form", ["plain", "padding", "causal"])
+def test_quantised_attention(form: str) -> None:
+    stored = {"w": eight(32, 96, signed=True), "b": rand(96), "xs": F(0.01), "ws": F(0.005)}
+    given: dict[str, Any] = {"x": eight(B, S, 32), **stored, "mask": None}
+    if form == "padding":
+        given["mask"] = np.array([[1] * S, [1, 1, 0, 0, 0]], I)
+    given |= {"xz": np.uint8(7), "wz": np.int8(0)}
+    held = {n: given.pop(n) for n in ("xz", "wz")}
+    attrs = {"num_heads": H, "unidirectional": int(form == "causal")}
+    graph = agrees("QAttention", given, held, **attrs)
+    assert ops(graph).count("Attention") == 1 and "MatMulInteger" in ops(graph)

@@ -16,6 +16,7 @@ from planner.reader.draft.shapes import ShapeError
 from planner.reader.lower.attention import attend, both_masks, counted, join_heads, split_heads
 from planner.reader.lower.call import Call, Unsupported
 from planner.reader.lower.contrib import cut
+from planner.reader.lower.contrib_fused import integer_product
 from planner.reader.lower.math import number
 from planner.reader.onnx.records import BUFFER
 
@@ -271,23 +272,35 @@ def _keys(call: Call, mask: str, added: str, sizes: tuple[int, int, int]) -> str
 def _packed_attention(call: Call) -> None:
     """x [B, S, C] by weights [C, q + k + v] and a bias, then attention; the cache is one tensor
     [2, B, H, P, D]."""
-    heads = int(call.attr("num_heads"))
-    if call.attr("do_rotary", 0) or call.has(6):
-        raise Unsupported("rotary embeddings, or a cache in place")
-    total = call.shape(1)[-1]
-    widths = [int(n) for n in call.attr("qkv_hidden_sizes", [])] or [total // 3] * 3
+    if call.has(6):
+        raise Unsupported("a cache in place")
     projected = call.emit("MatMul", call.inputs[:2])
     if call.has(2):
         projected = call.emit("Add", [projected, call.arg(2)])
+    _of_projected(call, projected, call.arg(3), call.arg(4), call.arg(5))
+
+
+def _quantised_attention(call: Call) -> None:
+    """The same of quantised x and weights: the product is one of whole numbers."""
+    integer_product(call, [call.arg(k) for k in (0, 1, 3, 4, 6, 7, 2)])
+    projected = call.frame.env[call.node.output[0]] or ""
+    _of_projected(call, projected, call.arg(5), call.arg(8), "")
+
+
+def _of_projected(call: Call, projected: str, mask: str, cache: str, added: str) -> None:
+    """Attention of queries, keys and values in one tensor."""
+    heads = int(call.attr("num_heads"))
+    if call.attr("do_rotary", 0) or call.attr("past_present_share_buffer", 0):
+        raise Unsupported("rotary embeddings, or a cache in place")
+    total = call.draft.shape(projected)[-1]
+    widths = [int(n) for n in call.attr("qkv_hidden_sizes", [])] or [total // 3] * 3
     q, k, v = (split_heads(call, x, heads) for x in _parts(call, projected, widths))
     b, _, s, d = call.draft.shape(q)
     past = 0
-    if call.has(4):
-        past = call.shape(4)[3]
-        shape = call.shape(4)[1:]
+    if cache:
+        past, shape = call.draft.shape(cache)[3], call.draft.shape(cache)[1:]
         before = [
-            call.emit("Reshape", [cut(call, call.arg(4), 0, n, n + 1)], shape=shape)
-            for n in range(2)
+            call.emit("Reshape", [cut(call, cache, 0, n, n + 1)], shape=shape) for n in range(2)
         ]
         k, v = (
             call.emit("Concat", [p, x], {"axis": 2}) for p, x in zip(before, (k, v), strict=True)
@@ -295,7 +308,7 @@ def _packed_attention(call: Call) -> None:
     if call.wants(1):
         both = [call.emit("Reshape", [x], shape=(1, *call.draft.shape(x))) for x in (k, v)]
         call.bind(call.emit("Concat", both, {"axis": 0}, out=call.name(1)), 1)
-    mask = _keys(call, call.arg(3), call.arg(5), (b, s, past + s))
+    mask = _keys(call, mask, added, (b, s, past + s))
     attrs = {"scale": float(call.attr("scale", 0.0)) or d**-0.5}
     causal = bool(call.attr("unidirectional", 0))
     call.bind(
@@ -308,4 +321,5 @@ CONTRIB_ATTENTION: dict[str, Rule] = {
     "GroupQueryAttention": _group_query,
     "MultiHeadAttention": _multi_head,
     "Attention": _packed_attention,
+    "QAttention": _quantised_attention,
 }

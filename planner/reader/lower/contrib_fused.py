@@ -107,6 +107,16 @@ _DYNAMIC = (
     " s = Mul(as, bs) f = Mul(c, s)"
 )
 _FLOATING = "n = MatMulInteger(A, B, az, bz) c = Cast<to = 1>(n) s = Mul(as, bs) f = Mul(c, s)"
+
+
+def integer_product(call: Call, operands: list[str]) -> None:
+    """The first output is A B + bias of quantised A, B: these, their scales, zero points, bias."""
+    names = "A B as bs az bz bias"
+    more, made = (" g = Add(f, bias)", "g") if operands[6] else ("", "f")
+    inner = Call(call.lowering, call.node, call.frame, call.id, call.scope, operands)
+    inner.lowering.enter(inner, _function(f"{names} -> {made} : {_FLOATING}{more}"))
+
+
 _BINARY = "A as az B bs bz cs cz"
 
 CONTRIB_FUSED: dict[str, Rule] = {
