@@ -34,7 +34,8 @@ def attention_keys(fused: FusedAttention | None) -> tuple[str, ...]:
     if fused is None:
         return ()
     more = (("masked", (1.0, 1.0)), ("passes", (0.0, 0.0)))
-    return ("forward", "backward", *(k for k, none in more if getattr(fused, k) != none))
+    there = (k for k, none in more if getattr(fused, k) != none)
+    return ("forward", "backward", *there, *(("latent_head",) if fused.heads.latent else ()))
 
 
 def figures(device: Device) -> tuple[tuple[str, str], ...]:
@@ -67,6 +68,9 @@ def figures(device: Device) -> tuple[tuple[str, str], ...]:
             for name, pair, unit in both
             if name in attention_keys(fused)
         ]
+        if fused.heads.latent:
+            text = "{} and {}, keys and values".format(*fused.heads.latent)
+            rows.append(("attention.latent_head", text))
     for name, link in (
         ("package", device.package),
         ("inner", device.inner),

@@ -39,6 +39,8 @@ A TOML file in costmodels/hardware/devices (or the user's own):
     passes = [0.7, 2.9]                   # optional: times that each goes over operands and results
                                           in memory beside its products
     widest_head = 256                     # most elements of a head it takes (default 128)
+    latent_head = [192, 128]              # optional: of keys and of values that it takes beside
+                                          those as they are (multi-head latent attention)
     [inner]                               # link inside a node, per device and direction
     bandwidth = "450 GB/s"; efficiency = 0.8; latency = "3 us"
     kind = "switch"                       # or "mesh": a link to each other device of the node,
@@ -124,6 +126,7 @@ _KEYS: dict[str, set[str]] = {
         "masked",
         "passes",
         "widest_head",
+        "latent_head",
         "efficiency",
     },
     "memory": {"capacity", "context", "bandwidth", "efficiency", "tile", "on_chip"},
@@ -205,11 +208,25 @@ class AttentionPass:
 
 
 @dataclass(frozen=True)
+class HeadWidths:
+    """Elements of heads that a kernel takes. most: of keys, with values brought to the same;
+    latent: of keys and of values that it takes beside those, as they are; () where there are
+    none."""
+
+    most: int = 128
+    latent: tuple[int, ...] = ()
+
+    def as_they_are(self, keys: int, values: int) -> bool:
+        """Whether values narrower than keys need no zeros behind them."""
+        return (keys, values) == self.latent
+
+
+@dataclass(frozen=True)
 class FusedAttention:
     """The fused attention kernel of a device. kernel: one of ATTENTION_KERNELS; forward, backward:
     sustained fraction of peak of the products of each pass, without those that a causal mask leaves
     out, of heads of `widths` elements, rising (one figure for all where that is empty);
-    widest_head: most elements of a head that cuDNN's takes. masked: what is left of both where the
+    heads: how wide cuDNN's takes them. masked: what is left of both where the
     terms of a mask are added to scores. passes: how often each pass goes over its operands and
     results in memory beside its products: sums that are kept in float32, sums over rows."""
 
@@ -217,7 +234,7 @@ class FusedAttention:
     forward: tuple[float, ...]
     backward: tuple[float, ...]
     widths: tuple[int, ...] = ()
-    widest_head: int = 128
+    heads: HeadWidths = HeadWidths()
     masked: tuple[float, float] = (1.0, 1.0)
     passes: tuple[float, float] = (0.0, 0.0)
 
@@ -295,9 +312,9 @@ class Device:
         return self.attention.kernel if self.attention else ""
 
     @property
-    def widest_head(self) -> int:
-        """Most elements of a head that the fused attention takes."""
-        return self.attention.widest_head if self.attention else 0
+    def head_widths(self) -> HeadWidths:
+        """How wide heads are that the fused attention takes."""
+        return self.attention.heads if self.attention else HeadWidths(0)
 
     @property
     def source(self) -> str:
@@ -510,10 +527,22 @@ def _attention(table: Mapping[str, Any]) -> FusedAttention | None:
         _fractions(table["forward"], "attention.forward", len(widths) or 1),
         _fractions(table["backward"], "attention.backward", len(widths) or 1),
         widths,
-        count(table.get("widest_head", 128), "attention.widest_head"),
+        HeadWidths(
+            count(table.get("widest_head", 128), "attention.widest_head"), _latent_head(table)
+        ),
         _two(_fractions(table.get("masked", [1.0, 1.0]), "attention.masked", 2)),
         _two(_numbers(table.get("passes", [0.0, 0.0]), "attention.passes", 2)),
     )
+
+
+def _latent_head(table: Mapping[str, Any]) -> tuple[int, ...]:
+    """Elements of keys and of values, the second fewer; () where the file has none."""
+    widths = tuple(count(x, "attention.latent_head") for x in table.get("latent_head", ()))
+    if widths and (len(widths) != 2 or widths[0] <= widths[1]):
+        raise ValueError(
+            f"attention.latent_head: {list(widths)} are not elements of keys and, fewer, of values"
+        )
+    return widths
 
 
 def _fractions(value: Any, where: str, wanted: int) -> tuple[float, ...]:

@@ -17,7 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from costmodels.hardware.device import AttentionPass, Device, DeviceError, FusedAttention
+from costmodels.hardware.device import (
+    AttentionPass,
+    Device,
+    DeviceError,
+    FusedAttention,
+    HeadWidths,
+)
 from costmodels.hardware.tiles import Tiles
 
 DTYPE = "bfloat16"
@@ -112,8 +118,9 @@ def _attention(every: Sequence[Device]) -> FusedAttention | None:
         tuple(min(1.0, x * peak / min(peaks)) for x in rates)
         for rates in (slowest.forward, slowest.backward)
     )
-    widest = min(k.widest_head for k in kernels)
-    return replace(slowest, forward=forward, backward=backward, widest_head=widest)
+    latent = {k.heads.latent for k in kernels}
+    heads = HeadWidths(min(k.heads.most for k in kernels), *(latent if len(latent) == 1 else ()))
+    return replace(slowest, forward=forward, backward=backward, heads=heads)
 
 
 def _tiles(every: Sequence[Device], peak: float) -> Tiles | None:

@@ -218,6 +218,8 @@ def _products(
 def _attention(fit: AttentionFit | None, base: Device) -> Table:
     """The table attention: as measured, else the file's."""
     table = asdict(base.attention) if base.attention else {}
+    if heads := table.pop("heads", None):
+        table |= {"widest_head": heads["most"], "latent_head": heads["latent"]}
     if fit is None:
         return table
     peak = base.peak_flops_per_s["bfloat16"]

@@ -131,7 +131,7 @@ class Topology:
         levels = self.group_levels[index] if self.group_levels else self.levels
         device, together = self.kinds[index][0], self.device.attention
         attention = (
-            replace(device.attention, widest_head=together.widest_head)
+            replace(device.attention, heads=together.heads)
             if device.attention and together
             else None
         )

@@ -95,7 +95,7 @@ def kernel_of(pieces: Pieces, split: Split) -> str:
         split,
         pieces.mesh,
         device_kernel=pieces.attention_kernel,
-        widest_head=pieces.widest_head,
+        head_widths=pieces.head_widths,
         compute=pieces.compute,
         partitioned=pieces.partitioned,
     ).kernel
@@ -114,10 +114,11 @@ def _fused(pieces: Pieces, split: Split, share: float, operands: float, results:
     flops = pieces.rule.flops * share * positions.share(queries[2], keys[2])
     if pieces.attention_kernel == "splash":
         flops *= positions.splash_pairs(queries[2], keys[2]) / positions.pairs(queries[2], keys[2])
-    flops *= 2 * keys[3] / (keys[3] + values[3])
+    wider, width = _wider_bytes(pieces, split), _value_width(pieces, split)
+    if wider:
+        flops *= 2 * keys[3] / (keys[3] + values[3])
     there, back = _copies(pieces, split, operands, results)
-    wider = _wider_bytes(pieces, split)
-    operands, results = operands + wider, results * keys[3] / _value_width(pieces, split)
+    operands, results = operands + wider, results * (keys[3] / width if wider else 1)
     statistics, bias = SCORE * _rows(pieces, split), _bias_bytes(pieces, split)
     of = partial(AttentionPass, width=keys[3], masked=bias > 0)
     forward = Kernel(flops, operands + results + statistics + bias, attention=of(False))
@@ -164,7 +165,7 @@ def _is_odd(pieces: Pieces, split: Split) -> bool:
 def _wider_bytes(pieces: Pieces, split: Split) -> float:
     """Bytes of the zeros behind values that are narrower than keys."""
     keys, values = pieces.graph.shapes(pieces.node.inputs[1:2])[0][3], _value_width(pieces, split)
-    if keys == values:
+    if keys == values or pieces.head_widths.as_they_are(keys, values):
         return 0.0
     held = pieces.bytes_of(pieces.node.inputs[2], pieces.operand_shape(2, split))
     return (keys / values - 1) * held

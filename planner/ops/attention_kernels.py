@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from costmodels.hardware.device import HeadWidths
 from planner.graph.ir import Graph, Node
 from planner.sharding.rule import Rule, Split
 
@@ -118,14 +119,13 @@ def chosen(
     mesh: Mapping[str, int],
     *,
     device_kernel: str,
-    widest_head: int,
+    head_widths: HeadWidths,
     compute: str,
     partitioned: bool,
 ) -> Chosen:
     """The kernel of an Attention node. mesh: axis -> size; device_kernel: the one that the device
-    has, "" for none; widest_head: most elements of a head that it takes, of cuDNN's; compute: dtype
-    of activations; partitioned: whether the compiler's partitioner
-    places the collectives."""
+    has, "" for none; head_widths: of the heads that it takes, of cuDNN's; compute: dtype of
+    activations; partitioned: whether the compiler's partitioner places the collectives."""
     queries, keys, values = graph.shapes(node.inputs[:3])
     ring, balanced = bool(split.axes("ring")), is_balanced(rule, split, mesh)
     rows, met = piece_sizes(node, graph, rule, split, mesh)
@@ -133,6 +133,8 @@ def chosen(
     width = prod(local[f] for f in rule.results[0][3])  # of a device's values
     masked = has_mask(node) or bool(node.attrs.get("window", 0))
     causal = bool(node.attrs.get("causal", 0))
+    odd = rows % CUDNN_ROWS or met % CUDNN_ROWS
+    latent = head_widths.as_they_are(keys[3], width) and not (masked or odd)
     reasons = {
         "the device has no fused kernel that programs use": not device_kernel,
         "collectives are placed by the compiler": (
@@ -156,7 +158,8 @@ def chosen(
         f"its heads have {queries[3]} elements": (
             (
                 device_kernel == "cudnn"
-                and (queries[3] > widest_head or bool(queries[3] % CUDNN_ALIGNED))
+                and not latent
+                and (queries[3] > head_widths.most or bool(queries[3] % CUDNN_ALIGNED))
             )
             or (device_kernel == "splash" and bool(queries[3] % SPLASH_ALIGNED))
         ),

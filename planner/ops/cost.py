@@ -14,7 +14,7 @@ from math import prod
 
 import numpy as np
 
-from costmodels.hardware.device import AttentionPass
+from costmodels.hardware.device import AttentionPass, HeadWidths
 from planner.graph.ir import Graph, Node
 from planner.sharding.layout import local_shape
 from planner.sharding.rule import Rule, Split
@@ -103,7 +103,7 @@ class Pieces:
     piece of a shape. trained: whether a backward pass follows. repeated: whether the node is in a
     repeated block. trained_slots: operands with a gradient; backward: work of the backward pass as
     a multiple of the forward pass, of nodes with products. attention_kernel: the fused attention
-    of the device, "" for none; widest_head: most elements of a head that it takes. compute: dtype
+    of the device, "" for none; head_widths: of the heads that it takes. compute: dtype
     of activations. partitioned: whether the compiler's partitioner places the collectives.
     on_chip: bytes of a core's own memory, of TPUs. float8: whether the device multiplies it.
     grouped_experts: whether one kernel multiplies the rows of all experts of a device. programs:
@@ -125,7 +125,7 @@ class Pieces:
     trained_slots: Slots
     backward: float
     attention_kernel: str
-    widest_head: int
+    head_widths: HeadWidths
     compute: str
     partitioned: bool
     on_chip: int = 0

@@ -220,7 +220,7 @@ def pieces_of(
         trained_slots=frozenset(k for k, n in enumerate(node.inputs) if n in base.grad),
         backward=base.backward.get(i, 0.0) if base.training else 0.0,
         attention_kernel=pricer.topology.device.attention_kernel,
-        widest_head=pricer.topology.device.widest_head,
+        head_widths=pricer.topology.device.head_widths,
         compute=pricer.recipe.between,
         partitioned=pricer.runtime.partitioned,
         on_chip=pricer.topology.device.on_chip_bytes,

@@ -188,7 +188,7 @@ def attention_kernels(request: Request, base: GraphFacts, flow: Flow) -> dict[st
             flow.split(i),
             dict(flow.plan.mesh),
             device_kernel=request.topology.device.attention_kernel,
-            widest_head=request.topology.device.widest_head,
+            head_widths=request.topology.device.head_widths,
             compute=request.recipe.between,
             partitioned=request.partitioned,
         )

@@ -64,7 +64,7 @@ class Chip:
   name: "{self.name}"
 }}
 platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+dnn_version_info {{ major: 9 minor: 11 patch: 0 }}
 device_description_str: "{self.name}"
 """
 

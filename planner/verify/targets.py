@@ -26,8 +26,8 @@ _TPU = re.compile(r"(v[2-6][ep]?|tpu7x):(\d+(?:x\d+){1,2})")
 _CORES_PER_CHIP = {"v2": 2, "v3": 2, "tpu7x": 2}
 """Devices of a chip where that is not one: a core is a device."""
 _ACCELERATOR = {"v5e": "v5litepod"}
-CUDNN_VERSION = 91000
-"""Of cuDNN that programs are compiled for, as `planner.verify.chips` describes GPUs: 9.10.0."""
+CUDNN_VERSION = 91100
+"""Of cuDNN that programs are compiled for, as `planner.verify.chips` describes GPUs: 9.11.0."""
 HOST_DEVICES = 8
 """GPUs of one host in the ahead-of-time topology, where the number of devices allows."""
 

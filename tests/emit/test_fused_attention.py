@@ -4,6 +4,7 @@ operations beside the blocks', and what compiled texts hold."""
 from __future__ import annotations
 
 import functools
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from planner.ops.attention_kernels import Chosen, chosen  # noqa: E402
 from planner.ops.attention_pairs import Positions  # noqa: E402
 from planner.sharding.rule import Split  # noqa: E402
 from planner.verify.hlo.flops import dots  # noqa: E402
+from planner.verify.targets import CUDNN_VERSION  # noqa: E402
 
 COMPILED = Path(__file__).parents[1] / "compiled"
 A100, H100, V100, V5P, CPU = (
@@ -415,6 +417,7 @@ KINDS = {
     "h100-sxm": H100,
     "a100-80gb": A100,
     "v100-16gb": V100,
+    "b200": "NVIDIA B200",
     "mi300x": "AMD Instinct MI300X",
     "tpu-v5p": V5P,
 }
@@ -431,14 +434,18 @@ KINDS = {
         (256, 80, "of terms"),
         (256, 256, ""),
         (256, 192, ""),
+        (255, 192, ""),
+        (256, 192, "of terms"),
         (256, 128, "cap"),
         (256, 128, "segments"),
     ],
 )
 def test_plans_name_the_kernel_that_programs_choose(
-    device: str, compute: str, queries: int, width: int, mask: str
+    device: str, compute: str, queries: int, width: int, mask: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`planner.ops.attention_kernels` from a plan, `attention_kernel` when a program is traced."""
+    library = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
+    monkeypatch.setattr(library, "check_cudnn_version", lambda: CUDNN_VERSION)
     own = 128 if width == 192 else width  # latent attention's values are narrower than its keys
     shapes = {"q": (2, 4, queries, width), "k": (2, 2, 256, width), "v": (2, 2, 256, own)}
     out = {"o": (2, 4, queries, own)}
@@ -468,7 +475,7 @@ def test_plans_name_the_kernel_that_programs_choose(
             split,
             mesh,
             device_kernel=chip.attention_kernel,
-            widest_head=chip.widest_head,
+            head_widths=chip.head_widths,
             compute=compute,
             partitioned=partitioned,
         )

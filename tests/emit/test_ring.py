@@ -307,7 +307,7 @@ def planned(
         Split.of(split),
         mesh,
         device_kernel=figures.attention_kernel,
-        widest_head=figures.widest_head,
+        head_widths=figures.head_widths,
         compute="bfloat16",
         partitioned=jit,
     )

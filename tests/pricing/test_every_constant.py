@@ -37,7 +37,7 @@ from planner.workload.model import Model, Workload
 LESS = 0.997
 OF_FRAMEWORKS = ("interleave", "launch_s", "growth", "wider_sums")
 """Figures of profiles that price others' programs alone."""
-REPORTED = ("watts", "usd_per_h", "widest_head")
+REPORTED = ("watts", "usd_per_h", "head_widths")
 """Figures that are no part of a price of a step: what a sweep reports, and what a kernel takes."""
 
 
@@ -74,7 +74,7 @@ def changed(table: Mapping[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
         number, unit = old.split(" ", 1)
         less = float(number) * LESS
         place[path[-1]] = f"{less:.0f} {unit}" if unit == "B" else f"{less:.6g} {unit}"
-    elif path[-2:-1] == ("widths",):  # which rise
+    elif path[-2:-1] in (("widths",), ("latent_head",)):  # which rise, or fall
         place[path[-1]] = old - 8
     elif path[-2:-1] == ("splitting",):  # a threshold
         place[path[-1]] = old / 2

@@ -25,6 +25,12 @@ WITHOUT_FLASH = ("P100", "V100", "T4", "GTX", "TITAN", "Quadro")
 """NVIDIA GPUs before Ampere, by parts of their names: cuDNN's fused attention needs a later one."""
 HOPPER = ("H100", "H200", "H20", "H800")
 """Those on which it takes heads of up to 256 elements, by parts of their names; of others 128."""
+BLACKWELL = ("B200", "B300")
+"""Those on which it also takes `LATENT` heads as they are, by parts of their names."""
+LATENT = (192, 128)
+"""Elements of a key and of a value in multi-head latent attention."""
+LATENT_SINCE = 91100
+"""The version of cuDNN that takes those first."""
 
 
 # Many parameters: the operands and attributes of attention.
@@ -33,22 +39,23 @@ def fused_attention(q, k, v, scale, causal, guard, window=0, mask=None, name="",
     broadcastable to [B, H, S, T], by the kernel that the devices have for these operands. name:
     what checkpoint policies call the result, and what a kernel keeps beside it; cuDNN's they know
     by itself (`save_names`)."""
-    kernel = attention_kernel(q, k, v, mask, cap)
+    kernel = attention_kernel(q, k, v, mask, cap, window)
     if kernel == "blocks":
         out = attention(q, k, v, mask, scale, causal, guard, 0, window, cap)
         return checkpoint_name(out, name) if name else out
 
     def run(v):
-        """The kernel's result. Kernels take values as wide as keys: narrower ones (multi-head
+        """The kernel's result. Most kernels take values as wide as keys: narrower ones (multi-head
         latent attention) get zeros behind them, which are left out of the result."""
-        if width := q.shape[3] - v.shape[3]:
+        width = q.shape[3] - v.shape[3]
+        if width and not is_latent(q, k, v, mask, window):
             with jax.named_scope(f"values_{v.shape[3]}"):
                 wide = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, width)))
                 return served(wide)[..., : v.shape[3]]
         return served(v)
 
     def served(v):
-        """The kernel's result for values as wide as keys."""
+        """The kernel's result for values as wide as it takes."""
         if kernel == "cudnn":
             return cudnn_attention(q, k, v, scale, causal, window, mask)
         return splash_attention(q, k, v, scale, causal, window, mask, name=name, cap=cap)
@@ -63,7 +70,8 @@ def fused_attention(q, k, v, scale, causal, guard, window=0, mask=None, name="",
     return jnp.where(seen, run(v), 0)
 
 
-def attention_kernel(q, k, v, mask=None, cap=0.0):
+# Many parameters: the operands and attributes of attention.
+def attention_kernel(q, k, v, mask=None, cap=0.0, window=0):
     """Which kernel serves operands of these shapes and types on the devices of the mesh: "cudnn",
     "splash" or "blocks". cuDNN's has no cap of scores."""
     name = device_name()
@@ -73,12 +81,23 @@ def attention_kernel(q, k, v, mask=None, cap=0.0):
         return "blocks"
     if name.startswith("NVIDIA") and not any(old in name for old in WITHOUT_FLASH):
         widest = 256 if any(new in name for new in HOPPER) else 128
-        served = q.shape[3] <= widest and q.shape[3] % 8 == 0 and not cap
-        return "cudnn" if served else "blocks"
+        served = q.shape[3] <= widest or is_latent(q, k, v, mask, window)
+        return "cudnn" if served and q.shape[3] % 8 == 0 and not cap else "blocks"
     if name.startswith("TPU"):
         whole = q.shape[2] % 128 == 0 and k.shape[2] % 128 == 0 and q.shape[3] % 64 == 0
         return "splash" if whole and (mask is None or is_of_keys(mask)) else "blocks"
     return "blocks"
+
+
+def is_latent(q, k, v, mask, window):
+    """Whether cuDNN takes values that are narrower than keys as they are, on these devices."""
+    there = any(new in device_name() for new in BLACKWELL)
+    if not there or (q.shape[3], v.shape[3]) != LATENT:
+        return False
+    import jax._src.cudnn.fused_attention_stablehlo as cudnn
+
+    even = q.shape[2] % 2 == 0 and k.shape[2] % 2 == 0
+    return even and mask is None and not window and cudnn.check_cudnn_version() >= LATENT_SINCE
 
 
 def device_name():
@@ -116,6 +135,8 @@ def cudnn_attention(q, k, v, scale, causal, window=0, mask=None):
     bias = None if mask is None else spread(bias_of(mask, q, k), q, k, v)
     lengths = [jnp.full(q.shape[0], x.shape[2], jnp.int32) if any(odd) else None for x in (q, k)]
     q, k, v = (jnp.swapaxes(spread(x, q, k, v), 1, 2) for x in (q, k, v))
+    if q.shape[3] != v.shape[3]:
+        return jnp.swapaxes(latent_attention(q, k, v, scale, causal), 1, 2)
     if any(odd):
         q, k, v = (
             jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0)))
@@ -134,6 +155,15 @@ def cudnn_attention(q, k, v, scale, causal, window=0, mask=None):
         implementation="cudnn",
     )
     return jnp.swapaxes(out[:, :rows], 1, 2)
+
+
+def latent_attention(q, k, v, scale, causal):
+    """cuDNN's attention of values that are narrower than keys, [B, S, H, D]. jax.nn's function
+    wants them alike, so that what it calls is called."""
+    import jax._src.cudnn.fused_attention_stablehlo as cudnn
+
+    mask = cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK
+    return cudnn.dot_product_attention(q, k, v, scale=scale, mask_type=mask)
 
 
 def bias_of(mask, q, k):
