@@ -133,8 +133,8 @@ def chosen(
     width = prod(local[f] for f in rule.results[0][3])  # of a device's values
     masked = has_mask(node) or bool(node.attrs.get("window", 0))
     causal = bool(node.attrs.get("causal", 0))
-    odd = rows % CUDNN_ROWS or met % CUDNN_ROWS
-    latent = head_widths.as_they_are(keys[3], width) and not (masked or odd)
+    even = rows % CUDNN_ROWS == met % CUDNN_ROWS == 0
+    latent = head_widths.as_they_are(keys[3], width) and even and not masked
     reasons = {
         "the device has no fused kernel that programs use": not device_kernel,
         "collectives are placed by the compiler": (
@@ -158,13 +158,13 @@ def chosen(
         f"its heads have {queries[3]} elements": (
             (
                 device_kernel == "cudnn"
-                and not latent
                 and (queries[3] > head_widths.most or bool(queries[3] % CUDNN_ALIGNED))
+                and not latent
             )
             or (device_kernel == "splash" and bool(queries[3] % SPLASH_ALIGNED))
         ),
         f"its pieces on a ring have {rows:,} queries and {met:,} keys": (
-            device_kernel == "cudnn" and ring and bool(rows % CUDNN_ROWS or met % CUDNN_ROWS)
+            device_kernel == "cudnn" and ring and not even
         ),
         f"a device has {rows:,} queries to {met:,} keys": (
             device_kernel == "splash" and bool(rows % SPLASH_ROWS or met % SPLASH_ROWS)
