@@ -109,6 +109,13 @@ def _masks_keys(node: Node, graph: Graph) -> bool:
     return not mask.is_float and all(n == 1 for n in mask.shape[:-1][-2:])
 
 
+def _fits(width: int, kernel: str, heads: HeadWidths) -> bool:
+    """Whether a kernel takes heads of so many elements of keys, with values as wide."""
+    if kernel == "cudnn":
+        return width <= heads.most and width % CUDNN_ALIGNED == 0
+    return kernel != "splash" or width % SPLASH_ALIGNED == 0
+
+
 # Many parameters: a node and where its plan puts it, and what decides besides about the device and
 # the program.
 def chosen(
@@ -156,12 +163,7 @@ def chosen(
             queries[3] != keys[3] or values[3] > keys[3] or (ring and width != keys[3])
         ),
         f"its heads have {queries[3]} elements": (
-            (
-                device_kernel == "cudnn"
-                and (queries[3] > head_widths.most or bool(queries[3] % CUDNN_ALIGNED))
-                and not latent
-            )
-            or (device_kernel == "splash" and bool(queries[3] % SPLASH_ALIGNED))
+            not latent and not _fits(queries[3], device_kernel, head_widths)
         ),
         f"its pieces on a ring have {rows:,} queries and {met:,} keys": (
             device_kernel == "cudnn" and ring and not even
