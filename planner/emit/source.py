@@ -145,14 +145,16 @@ def names_in(text: str) -> set[str]:
 
 @cache
 def _free_names(text: str) -> frozenset[str]:
-    """Names that a function or constant takes from outside: mentioned, but neither assigned nor an
-    argument."""
+    """Names that a function or constant takes from outside: mentioned, but neither assigned nor
+    imported by itself, nor an argument."""
     own: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             own.add(node.id)
         elif isinstance(node, ast.arg):
             own.add(node.arg)
+        elif isinstance(node, ast.alias):
+            own.add(node.asname or node.name.partition(".")[0])
     return frozenset(names_in(text) - own)
 
 

@@ -32,7 +32,7 @@ import planner
 from benchmarks.hand_plans import data_parallel, megatron, mlp_megatron
 from planner.commands.programs import write_program
 from planner.emit.program import emit
-from planner.emit.source import comment, literal
+from planner.emit.source import _free_names, comment, literal
 from planner.emit.text import array_table, counted, inlined, pattern, short_floats
 from planner.emit.values import precise
 from planner.emit.writer import Program
@@ -181,6 +181,13 @@ def test_linters_find_nothing(tmp_path: Path) -> None:
     for name, (spec, backend, options) in zip(IDS, VARIETY, strict=True):
         (tmp_path / f"{name.replace('-', '_')}.py").write_text(made(spec, backend, **options).text)
     assert_linted(tmp_path, "--line-length", "400", "--select", "E,W,F,I,UP,B,C4,PIE,RUF,SIM")
+
+
+def test_what_a_function_imports_itself_is_nothing_of_the_runtime() -> None:
+    """Pieces of a ring import a module as `fused`, which is also what makes the compiler's options
+    of a training step."""
+    names = _free_names("def f(x):\n    import a.b as fused\n    return fused.g(x, other)")
+    assert names == {"other"}
 
 
 def test_tables_of_padded_vocabularies_are_not_masked() -> None:
