@@ -248,7 +248,7 @@ class Kinds:
                 "saved_bytes_one_repeat": at_framework / base.times[i] * (i in base.repeated),
                 "saved_bytes_remat": entering,
             }
-            saved_collective = left - entering
+            saved_collective = left - entering  # below 0 of what reads all that enters
         elif shape.results and (most := base.saved_collective_bytes(i, self.pricer.itemsize)):
             saved_collective = self.atlas.partial(shape.results[0]) * (
                 slack * most / prod(self.sizes.values())

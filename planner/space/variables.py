@@ -48,7 +48,7 @@ class OptionCosts(WeightCosts):
     """The same when repeated blocks are recomputed."""
     saved_collective_bytes: np.ndarray
     """What recomputed blocks save beside `saved_bytes_remat` at least, where they save results of
-    collectives."""
+    collectives; of frameworks, which then count nothing that enters, the difference."""
     saved_input_bytes: np.ndarray
     """Of `saved_bytes` what inputs of the graph take. Of programs without a loop over blocks, as
     are the next two (costmodels.liveness); 0 elsewhere."""

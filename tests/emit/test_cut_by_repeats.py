@@ -9,9 +9,8 @@ import pytest
 import planner
 from planner.emit.from_strategy import program
 from planner.pins.pins import parse_pins
-from planner.strategy.reopen import reopen
-from planner.verify.numerics import compare, seeded_values
 from planner.verify.worker import verify
+from tests.verify.in_process import compared
 
 MODEL = "zoo:gpt-tiny,layers=4"
 BY_REPEATS = r'0, P\(\(?"data"'
@@ -43,15 +42,7 @@ def test_a_step_is_that_of_the_unsharded_program(monkeypatch: pytest.MonkeyPatch
     strategy = made("dp=2,tp=2,zero=1,micro=1")
     rows = stacked_rows(program(strategy, MODEL).text)
     assert len(rows) > 10 and all(re.search(BY_REPEATS, row) for row in rows.values())
-    graph = reopen(strategy, MODEL).graph(1)
-    errors, _ = compare(
-        graph,
-        strategy.plan_for(graph),
-        workload="train",
-        backend="shard_map",
-        values=seeded_values(graph, {}),
-        step=True,
-    )
+    errors = compared(strategy, MODEL, step=True)
     assert errors.gradients < 1e-4 and errors.update is not None and errors.update < 1e-4
 
 

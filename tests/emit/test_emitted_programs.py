@@ -26,7 +26,8 @@ from planner.execution.stage_buffers import _keys
 from planner.report.findings import findings
 from planner.verify import failure, worker
 from planner.verify.compiled import lowered
-from planner.verify.numerics import compare, load_program, seeded_values
+from planner.verify.numerics import load_program
+from tests.verify.in_process import compared
 
 MLP = "zoo:mlp-tiny"
 CUT = 'mesh = { data = 2, model = 4 }\n["*Attention"]\nsplit = { b = ["data"], s = ["model"] }\n'
@@ -99,16 +100,7 @@ def test_what_blocks_are_given_is_made_by_enter_alone(rotary: str, schedule: str
     assert "def prologue(params, frozen, batch):" in text and "jnp.cos(" in text
     if schedule != "interleaved":
         return
-    from planner.strategy.reopen import reopen
-
-    graph = reopen(strategy, rotary).graph(4)
-    found, _ = compare(
-        graph,
-        strategy.plan_for(graph),
-        workload="train",
-        backend="shard_map",
-        values=seeded_values(graph, {}),
-    )
+    found = compared(strategy, rotary, 4)
     assert found.outputs < 1e-5 and found.gradients < 1e-4
 
 

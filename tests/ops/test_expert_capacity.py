@@ -20,8 +20,8 @@ from planner.report.commands import reproduce
 from planner.report.summary import summary
 from planner.strategy.reopen import reopen
 from planner.verify import worker
-from planner.verify.numerics import compare, seeded_values
 from planner.workload.open import open_model
+from tests.verify.in_process import compared
 
 ROOT = Path(__file__).parents[2]
 TINY = "zoo:mixtral-tiny,layers=1"
@@ -169,14 +169,7 @@ def that_drops(factor: str) -> planner.Strategy:
 def test_a_program_that_drops_equals_the_unsharded_model() -> None:
     """Rows travel to their experts."""
     made = that_drops("expert-b")
-    graph = reopen(made, TINY).graph(1)
-    errors, _ = compare(
-        graph,
-        made.plan_for(graph),
-        workload="train",
-        backend="shard_map",
-        values=seeded_values(graph, {}),
-    )
+    errors = compared(made, TINY)
     assert errors.compared and errors.outputs < 1e-5 and errors.gradients < 1e-4
 
 

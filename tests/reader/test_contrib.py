@@ -318,6 +318,18 @@ def test_norms_of_heads() -> None:
         assert difference(a, b) < 2e-5
 
 
+def test_biases_that_onnxruntime_adds_on_gpus_alone() -> None:
+    """BiasAdd beside numpy, BiasSplitGelu beside onnxruntime's BiasGelu of one half."""
+    x, bias, skip = rand(B, S, 2 * D), rand(2 * D, seed=1), rand(B, S, 2 * D, seed=2)
+    made = built("BiasAdd", {"x": x, "b": bias, "skip": skip}, {})
+    (found,) = run(to_onnx(read_model(made)), {"x": x, "b": bias, "skip": skip})
+    assert difference(found, x + bias + skip) < 2e-5
+    (found,) = run(to_onnx(read_model(built("BiasSplitGelu", {"x": x}, {"b": bias}))), {"x": x})
+    gate = {"x": x[..., D:]}
+    (gelu,) = run(built("BiasGelu", gate, {"b": bias[D:]}), gate)
+    assert difference(found, (x + bias)[..., :D] * gelu) < 2e-5
+
+
 def test_sinks_are_refused() -> None:
     given, stored, attrs = query_group(S, 0)
     stored |= {"places": None, "bias": None, "sinks": rand(H)}

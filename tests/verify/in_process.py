@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from planner.strategy.reopen import reopen
 from planner.strategy.strategy import Strategy
 from planner.verify import worker
+from planner.verify.numerics import Comparison, compare, seeded_values
 from planner.verify.report import VerifyReport
 
 
@@ -24,3 +26,20 @@ def verified(strategy: Strategy, source: str, folder: Path) -> VerifyReport:
     }
     worker.work(request, lambda _, report: reports.append(report))
     return reports[-1]
+
+
+def compared(
+    strategy: Strategy, source: str, microbatches: int = 1, step: bool = False
+) -> Comparison:
+    """A strategy's training program beside the unsharded model, with so many microbatches. step:
+    the whole step."""
+    graph = reopen(strategy, source).graph(microbatches)
+    errors, _ = compare(
+        graph,
+        strategy.plan_for(graph),
+        workload="train",
+        backend="shard_map",
+        values=seeded_values(graph, {}),
+        step=step,
+    )
+    return errors
