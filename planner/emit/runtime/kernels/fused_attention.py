@@ -97,7 +97,9 @@ def is_latent(q, k, v, mask, window):
     import jax._src.cudnn.fused_attention_stablehlo as cudnn
 
     even = q.shape[2] % 2 == 0 and k.shape[2] % 2 == 0
-    return even and mask is None and not window and cudnn.check_cudnn_version() >= LATENT_SINCE
+    if not even or mask is not None or window or not hasattr(cudnn, "dot_product_attention"):
+        return False
+    return cudnn.check_cudnn_version() >= LATENT_SINCE
 
 
 def device_name():
