@@ -12,6 +12,7 @@ from typing import Any
 from planner.errors import PlanError
 from planner.interop.shell import END, MARK, Command, Script
 from planner.interop.shell_words import NotShell
+from planner.interop.unset import Unset, shown
 
 OVERRIDE = re.compile(r"(?:--)?([A-Za-z_][\w.\-]*)=(.*)", re.S)
 GIVEN = re.compile(r"(?:--)?(\w[\w.\-]*)=(.*)", re.S)
@@ -19,18 +20,6 @@ GIVEN = re.compile(r"(?:--)?(\w[\w.\-]*)=(.*)", re.S)
 SUFFIXES = (".sh", ".bash", ".zsh", ".sbatch", ".slurm", ".args", ".txt")
 """How scripts and lists of arguments are called."""
 PROGRAMS = ("python", "python3", "torchrun", "srun", "accelerate", "deepspeed", "mpirun")
-
-
-class Unset(str):
-    """A value that a script does not say: the name of the variable that would, "(" for what a
-    command would print."""
-
-
-def shown(value: Any) -> str:
-    """A value as people read it."""
-    if isinstance(value, Unset):
-        return "what a command prints" if value == "(" else f"${value}"
-    return repr(value)
 
 
 def scalar(text: str) -> Any:
@@ -82,7 +71,7 @@ def table_of(words: Sequence[str], notes: list[str]) -> dict[str, Any]:
 @dataclass(frozen=True)
 class ReadScript:
     """What a script starts its program with. table: keys; files: configurations that the program is
-    given, by their names; used: variables that were given and asked for."""
+    given, as it names them; used: variables that were given and asked for."""
 
     table: dict[str, Any]
     notes: list[str]
@@ -94,7 +83,7 @@ def read_script(text: str, path: Path, given: Mapping[str, str]) -> ReadScript:
     """The program that a script starts. given: variables, as of the environment. Raises PlanError
     P190."""
     try:
-        script = Script(text, given)
+        script = Script(text, given, path)
         used = frozenset(name for name in given if name in script.names)
     except (NotShell, RecursionError) as e:
         raise PlanError(
@@ -146,7 +135,7 @@ def _program(
     if words[0].rpartition("/")[2] == "accelerate":
         started = before
     files = tuple(
-        w.rpartition("/")[2]
+        w.rpartition(END)[2].lstrip("/")
         for w in words[start:]
         if w.endswith((".yml", ".yaml")) and not w.startswith("-") and "=" not in w
     )

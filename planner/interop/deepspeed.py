@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlanError
+from planner.interop.nearby import found
 
 OWN = ("zero_optimization", "train_micro_batch_size_per_gpu")
 """Keys that no other launcher's file has at its top."""
@@ -68,16 +69,15 @@ def _named(key: str, value: Any, file: Path, load: Callable[[Path], Mapping[str,
         return _translated(value)
     if not isinstance(value, str) or not value.endswith(".json"):
         return value  # Megatron-DeepSpeed's flag
-    places = list(dict.fromkeys(folder / value for folder in (file.parent, Path())))
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
+    there = found(file, value)
+    if there is None:
         raise PlanError(
             "P191",
             f"{file} names {value}, whose ZeRO stage decides the price, and it is not there",
-            detail=[f"looked for {place}" for place in places],
+            detail=["looked for it beside the file, in folders above, and from here"],
             help=[f"put it beside {file.name}"],
         )
-    return _translated(load(found))
+    return _translated(load(there))
 
 
 def _translated(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,8 +88,8 @@ def _translated(table: Mapping[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {"distributed_type": "DEEPSPEED", "zero_stage": 0}
     said |= {other: rest.pop(name) for name, other in DIRECT.items() if name in rest}
     for path, other in NESTED.items():
-        found, value = _taken(rest, path)
-        if found:
+        there, value = _taken(rest, path)
+        if there:
             said[other] = value
     return {name: value for name, value in (rest | said).items() if value != "auto"}
 

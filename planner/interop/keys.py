@@ -8,46 +8,24 @@ an error. Tables whose keys are names of the user's (WHOLE) are values.
 
 from __future__ import annotations
 
-import json
-import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from costmodels.hardware.intake import read_text
 from planner.errors import PlanError
-from planner.interop.arguments import GIVEN, SUFFIXES, Unset, read_script, scalar, shown
+from planner.interop.arguments import GIVEN, SUFFIXES, read_script, scalar
 from planner.interop.deepspeed import in_words, with_deepspeed
+from planner.interop.nearby import found
 from planner.interop.python_config import PythonFile
+from planner.interop.tables import Twice, load, text_of
+from planner.interop.unset import Unset, shown
 
 DEEPEST = 4
+BASED, DEFAULTS = "base_config", "base.yml"
+"""MaxText's key for the file that another is built on, and the one that has its defaults."""
 WHOLE = frozenset(
     {"tp_plan", "base_model_tp_plan", "mesh", "axis_resources", "parameter_axis_resources"}
 )
-EXPECTED = (
-    "a launch script or a list of arguments (.sh, .args), YAML of Megatron, MaxText, Levanter or"
-    " accelerate, Python of torchtitan or Megatron-Bridge, TOML, or JSON of Hugging Face"
-)
-LARGEST = 4 * 2**20
-"""Bytes of a file: far above any configuration."""
-
-
-def load(path: str | Path) -> dict[str, Any]:
-    """The table in a .toml, .json, .yaml or .yml file. Raises PlanError P190."""
-    path = Path(path)
-    table = {".toml": _toml, ".json": _json}.get(path.suffix, _yaml)(_text(path), path)
-    if not isinstance(table, dict):
-        raise PlanError("P190", f"{path} holds no table of keys", help=[EXPECTED])
-    return table
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_text(path, LARGEST)
-    except OSError as e:
-        raise PlanError("P190", f"cannot read {str(path)!r}: {e.strerror}", help=[EXPECTED]) from e
-    except ValueError as e:
-        raise PlanError("P190", f"{path} is not text") from e
 
 
 def read_keys(
@@ -57,36 +35,80 @@ def read_keys(
     one function of a Python file; overrides: `key=value` each, of keys or of a script's variables;
     fits: whether a table is a launcher's. Raises PlanError P190, P191."""
     file, function = function_of(path)
-    said = [GIVEN.fullmatch(text) for text in overrides]
-    if None in said:
-        wrong = overrides[said.index(None)]
+    pairs = [GIVEN.fullmatch(text) for text in overrides]
+    if None in pairs:
+        wrong = overrides[pairs.index(None)]
         raise PlanError("P191", f"{wrong!r} is no key=value", help=[f"plan import {file} key=4"])
-    given = {found[1]: found[2] for found in said if found}
-    notes: list[str] = []
+    given = {found[1]: found[2] for found in pairs if found}
+    said = _Said()
     if file.suffix == ".py":
-        table, notes = PythonFile(_text(file), file).choose(function, fits)
+        table, said.notes = PythonFile(text_of(file), file).choose(function, fits)
     elif file.suffix in SUFFIXES:
-        script = read_script(_text(file), file, given)
+        script = read_script(text_of(file), file, given)
         given = {name: text for name, text in given.items() if name not in script.used}
-        table, notes = _with_files(file, script.table, script.files), script.notes
-        notes += [
-            f"{name}, which the command names, does not lie beside the script: it is not read"
-            for name in script.files
-            if not (file.parent / name).is_file()
-        ]
+        said.notes = script.notes
+        table = _with_files(file, script.table, script.files, said)
     else:
-        table = load(file)
-    return Keys(_overridden(with_deepspeed(table, file, load), in_words(given))), notes
+        table = _based(said.load(file), file, said)
+    given = in_words(given)
+    named = {plain(name.rpartition(".")[2]) for name in given}
+    keys = Keys(_overridden(with_deepspeed(table, file, load), given), given=named)
+    keys.defaults = said.defaults
+    return keys, said.notes
 
 
-def _with_files(script: Path, table: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Keys of a program, over those of the configurations it is given that lie beside its script.
-    Raises PlanError P190, P191."""
+MOST_FILES = 8
+"""Configurations on which others are built."""
+
+
+def _with_files(
+    script: Path, table: dict[str, Any], names: Sequence[str], said: _Said
+) -> dict[str, Any]:
+    """Keys of a program, over those of the configurations it is given that are there. Raises
+    PlanError P190, P191."""
     for name in names:
-        if (script.parent / name).is_file():
-            said = {plain(key.rpartition(".")[2]) for key in table}
-            table = _without(load(script.parent / name), said) | table
+        file = said.found(script, name, "the command")
+        if file is not None:
+            table = _over(table, _based(said.load(file), file, said))
     return table
+
+
+def _over(table: dict[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """A table, and what another has beside it."""
+    return _without(base, {plain(key.rpartition(".")[2]) for key in table}) | table
+
+
+def _based(table: dict[str, Any], file: Path, said: _Said, depth: int = 0) -> dict[str, Any]:
+    """A table over the file that it is built on (MaxText's base_config). Raises PlanError P190."""
+    name = table.get(BASED)
+    if not isinstance(name, str) or not name or depth > MOST_FILES:
+        return table
+    base = said.found(file, name, BASED)
+    if base is None:
+        return table
+    return _over(table, _based(said.load(base), base, said, depth + 1))
+
+
+class _Said:
+    """What there is to say of files that others name: notes, and keys of base.yml, which has all
+    keys that there are."""
+
+    def __init__(self) -> None:
+        self.notes, self.defaults = list[str](), set[str]()
+
+    def found(self, file: Path, name: str, by: str) -> Path | None:
+        """Where a file lies that is named by something; a note where it lies nowhere."""
+        there = found(file, name)
+        if there is None and PurePosixPath(name).name != DEFAULTS:
+            self.notes.append(f"{name}, which {by} names, is not there: it is not read")
+        return there
+
+    def load(self, file: Path) -> dict[str, Any]:
+        """The table of a file. Raises PlanError P190."""
+        table = load(file)
+        if file.name == DEFAULTS:
+            self.defaults |= {plain(w.rpartition(".")[2]) for w, _ in _leaves(table, "", 0)}
+        return table
 
 
 def function_of(path: str | Path) -> tuple[Path, str]:
@@ -114,75 +136,22 @@ def _without(table: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]
     }
 
 
-def _toml(text: str, path: Path) -> Any:
-    try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as e:
-        raise PlanError("P190", f"{path} is not TOML: {e}") from e
-
-
-def _json(text: str, path: Path) -> Any:
-    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        return _once(pairs, path)
-
-    try:
-        return json.loads(text, object_pairs_hook=table)
-    except (json.JSONDecodeError, RecursionError, ValueError) as e:
-        raise PlanError(
-            "P190",
-            f"{path} is not JSON: {' '.join(str(e).split())[:200]}",
-            help=["YAML and TOML are read from files named so"],
-        ) from e
-
-
-def _once(pairs: Iterable[tuple[str, Any]], path: Path) -> dict[str, Any]:
-    """A table; a key twice is the contradiction it may be."""
-    out: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in out and out[name] != value:
-            raise PlanError(
-                "P191", f"{path}: {name} is {out[name]!r} and {value!r}", help=["leave one of them"]
-            )
-        out[name] = value
-    return out
-
-
-def _yaml(text: str, path: Path) -> Any:
-    import yaml
-
-    class Strict(yaml.SafeLoader):
-        """Tables are read by `_once`."""
-
-    def table(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[str, Any]:
-        return _once(
-            (
-                (str(loader.construct_object(k, deep=True)), loader.construct_object(v, deep=True))
-                for k, v in node.value
-            ),
-            path,
-        )
-
-    def tagged(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> str:
-        return f"!{suffix} {node.value}" if isinstance(node, yaml.ScalarNode) else f"!{suffix}"
-
-    Strict.add_constructor("tag:yaml.org,2002:map", table)
-    Strict.add_multi_constructor("!", tagged)  # Levanter's !include: named, not followed
-    try:
-        return yaml.load(text, Loader=Strict)
-    except (yaml.YAMLError, RecursionError, ValueError) as e:
-        raise PlanError(
-            "P190",
-            f"{path} is not YAML: {' '.join(str(e).split())[:200]}",
-            help=["TOML (torchtitan's) is read from files named .toml"],
-        ) from e
-
-
 class Keys:
     """Keys by their last name, `-` and `_` alike. What is asked for counts as read. layers: the
-    blocks of the model, where somebody knows it, else 0."""
+    blocks of the model, where somebody knows it, else 0; given: names whose values go behind the
+    file, over any other spelling of theirs; first: sections whose value of a name counts where
+    others have another; defaults: names of a file that has all there are, which nobody wrote."""
 
-    def __init__(self, table: Mapping[str, Any], layers: Callable[[], int] = lambda: 0) -> None:
-        self.layers = layers
+    def __init__(
+        self,
+        table: Mapping[str, Any],
+        layers: Callable[[], int] = lambda: 0,
+        given: Collection[str] = (),
+    ) -> None:
+        self.layers, self.given = layers, frozenset(given)
+        self.first: Sequence[str] = ()
+        self.defaults: Collection[str] = ()
+        self.passed_over: dict[str, str] = {}
         self._values: dict[str, list[tuple[str, Any]]] = {}
         self._read: set[str] = set()
         self._read_at: set[str] = set()
@@ -196,25 +165,47 @@ class Keys:
         """Value of the first of several spellings that is there and not null. Raises PlanError P191
         where they say different things."""
         self._read.update(names)
+        said = [name for name in names if name in self.given] or names
         values = [
-            (where, v) for name in names for where, v in self._values.get(name, ()) if v is not None
+            (where, v) for name in said for where, v in self._values.get(name, ()) if v is not None
         ]
-        unset = next(((where, v) for where, v in values if isinstance(v, Unset)), None)
-        if unset is not None:
+        for where, of in (x for pair in values for x in _said_twice(*pair)):
             raise PlanError(
                 "P191",
-                f"{unset[0]} is {shown(unset[1])}, which the script does not set",
-                help=[f"{unset[1] if unset[1] != '(' else names[0]}=VALUE behind the file"],
+                f"{where} is {' and '.join(map(repr, of))}",
+                help=[f"leave one of them, or {names[0]}=VALUE behind the file"],
             )
+        unset = next(((where, v) for where, v in values if isinstance(v, Unset)), None)
+        if unset is not None:
+            where, by = unset
+            raise PlanError(
+                "P191",
+                f"{where} is {shown(by)}"
+                + (", which the script does not set" if by != "=" else ""),
+                help=[f"{by if by.isidentifier() else names[0]}=VALUE behind the file"],
+            )
+        return self._one(values, names[0])[1] if values else None
+
+    def _one(self, values: Sequence[tuple[str, Any]], name: str) -> tuple[str, Any]:
+        """The entry that counts. Raises PlanError P191 where others say something else."""
+        for section in self.first:
+            mine = [x for x in values if x[0].rpartition(".")[0] == section]
+            if mine and all(x[1] == mine[0][1] for x in mine):
+                others = {w: v for w, v in values if v != mine[0][1]}
+                self.passed_over |= {
+                    w: f"{w} = {v!r} is left out: {mine[0][0]} = {mine[0][1]!r} counts"
+                    for w, v in others.items()
+                }
+                return mine[0]
         other = next((x for x in values[1:] if x[1] != values[0][1]), None)
         if other:
             raise PlanError(
                 "P191",
                 f"{values[0][0]} = {values[0][1]!r} and {other[0]} = {other[1]!r} contradict each"
                 " other",
-                help=["leave one of them"],
+                help=[f"leave one of them, or {name}=VALUE behind the file"],
             )
-        return values[0][1] if values else None
+        return values[0]
 
     def at(self, place: str) -> Any:
         """Value of the key at a place, where others have its last name, too: `optim.name`; None
@@ -252,6 +243,13 @@ class Keys:
             return default if value is None else value
         raise PlanError("P191", f"{names[0]} = {value!r} is neither true nor false")
 
+    def flag_anywhere(self, name: str) -> bool:
+        """Whether one of the places that have a flag turns it on. Raises PlanError P191."""
+        if name in self.given:
+            return self.flag(False, name)
+        self._read.add(name)
+        return any(str(value).lower() == "true" for _, value in self._values.get(name, ()))
+
     def word(self, default: str, *names: str) -> str:
         """A word, in lower case."""
         value = self.get(*names)
@@ -274,7 +272,8 @@ class Keys:
 
     def with_those(self, other: Keys, names: Collection[str], without: Collection[str]) -> Keys:
         """These keys with some of others in the place of their own, and without some."""
-        made = Keys({}, self.layers)
+        made = Keys({}, self.layers, self.given)
+        made.first = self.first
         mine = {n: e for n, e in self._values.items() if n not in names and n not in without}
         made._values = mine | {n: list(other.entries(n)) for n in names}
         return made
@@ -293,7 +292,7 @@ class Keys:
         return tuple(
             where
             for name, entries in self._values.items()
-            if name not in self._read
+            if name not in self._read and name not in self.defaults
             for where, _ in entries
             if where not in self._read_at
         )
@@ -307,7 +306,19 @@ def plain(name: str) -> str:
 def _leaves(table: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
         where = f"{prefix}{key}"
-        if isinstance(value, Mapping) and depth < DEEPEST and plain(key) not in WHOLE:
+        if isinstance(value, Twice) and any(isinstance(v, Mapping) for v in value):
+            for one in value:
+                yield from _leaves({key: one}, prefix, depth)
+        elif isinstance(value, Mapping) and depth < DEEPEST and plain(key) not in WHOLE:
             yield from _leaves(value, f"{where}.", depth + 1)
         else:
             yield where, value
+
+
+def _said_twice(where: str, value: Any) -> Iterator[tuple[str, Twice]]:
+    """(key, its values) of what a file says several times in a value."""
+    if isinstance(value, Twice):
+        yield where, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _said_twice(f"{where}.{key}", item)

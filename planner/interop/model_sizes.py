@@ -54,6 +54,8 @@ def sizes_of(graph: Graph) -> dict[str, tuple[int, ...]]:
     attention = [n for kind, n in kinds if kind == "attention"]
     if not attention:
         return {}
+    # Of layers that keep a state, or are a part of a layer each, projects count differently.
+    mixed = any(operator_of(n.op).caches for kind, n in kinds if kind != "attention")
     tables = [
         tensors[n.inputs[0]].shape
         for kind, n in kinds
@@ -66,13 +68,17 @@ def sizes_of(graph: Graph) -> dict[str, tuple[int, ...]]:
         for kind, n in kinds
         if kind == "norm"
         for i in n.inputs[1:2]
-        if len(tensors[i].shape) == 1
+        if i and len(tensors[i].shape) == 1
     ]
     weights = [tensors[w].shape for w in graph.weights if len(tensors[w].shape) > 1]
     inner = {d for shape in weights for d in shape}
-    stacks = [tensors[n.inputs[3]].shape[0] for kind, n in kinds if kind == "experts"]
+    stacks = [
+        tensors[next(i for i in n.inputs[3:] if i)].shape[0]  # experts without gates have no third
+        for kind, n in kinds
+        if kind == "experts"
+    ]
     found = {
-        LAYERS: [len(attention)],
+        LAYERS: [] if mixed else [len(attention)],
         HIDDEN: [*(shape[1] for shape in tables), *scales] if tables else [],
         HEADS: [tensors[n.inputs[0]].shape[1] for n in attention],
         GROUPS: [tensors[n.inputs[1]].shape[1] for n in attention],
@@ -104,7 +110,7 @@ def hold(claims: Sequence[Claim], graph: Graph, path: str) -> None:
 
 def layers_of(graph: Graph) -> int:
     """Layers of a model: its attentions, 0 without."""
-    return next(iter(sizes_of(graph).get(LAYERS, ())), 0)
+    return sum(operator_of(n.op).kind == "attention" for n in graph.nodes)
 
 
 def _counted(claim: Claim, value: int) -> str:

@@ -7,6 +7,7 @@ writes. Keys as in the sources that the modules of launchers name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from planner.errors import PlanError
@@ -52,6 +53,12 @@ IN_SOME_FORMS = {"torchtitan": ("fp8",)}
 """Of those the ones that a launcher has no words for in each form of its files: torchtitan's Python
 takes converters where a model is registered, not in a configuration."""
 _BFLOAT = ("bf16", "bfloat16")
+_NEMO = {
+    **dict.fromkeys(("bf16", "bf16-mixed", "bf16-true"), "bf16"),
+    **dict.fromkeys(("16", "16-mixed", "16-true", "fp16"), "fp16"),
+    **dict.fromkeys(("32", "32-true"), "fp32"),
+}
+"""`trainer.precision` of NeMo's YAML."""
 
 
 def words(launcher: str, recipe: str) -> Mapping[str, object]:
@@ -75,10 +82,10 @@ def read(launcher: str, keys: Keys, notes: list[str]) -> str:
 
 def _megatron(keys: Keys, notes: list[str]) -> str:
     """Also Megatron-Bridge's names of recipes (mixed_precision), and its grad_reduce_in_fp32."""
-    named = keys.word("", "mixed_precision")
+    named = keys.word("", "mixed_precision") or _NEMO.get(keys.word("", "precision"), "")
     half, brain = keys.flag(False, "fp16"), keys.flag(False, "bf16")
     eight = keys.word("", "fp8_format", "fp8") not in ("", "none", "false")
-    scaling = keys.word("tensorwise", "fp8_recipe")
+    scaling = keys.word("delayed", "fp8_recipe")
     four = keys.word("", "fp4_format", "fp4") not in ("", "none", "false") or "fp4" in named
     if four:
         notes.append("four-bit products are priced as eight-bit ones")
@@ -92,7 +99,7 @@ def _megatron(keys: Keys, notes: list[str]) -> str:
         return "fp16"
     if brain or named.startswith("bf16"):
         return "bf16-mixed" if narrow else "bf16-fp32-grads"
-    return "fp32" if "bf16" in keys else ""
+    return "fp32" if "bf16" in keys or named == "fp32" else ""
 
 
 def _maxtext(keys: Keys, notes: list[str]) -> str:
@@ -110,7 +117,12 @@ def _maxtext(keys: Keys, notes: list[str]) -> str:
 
 
 def _torchtitan(keys: Keys, notes: list[str]) -> str:
-    if "float8" in str(keys.get("converters") or "").lower():
+    converters = str(keys.get("converters") or "").lower()
+    if "fp4" in converters:
+        notes.append("four-bit products are priced as eight-bit ones")
+    elif re.search(r"mxfp8|\.mx\b", converters):
+        notes.append("MXFP8 is priced as tensorwise scaling")
+    if re.search(r"float8|fp8|fp4|\.mx\b", converters):
         return "fp8"
     compute = keys.word("", "mixed_precision_param")
     return {"float32": "fp32", "": ""}.get(compute, "bf16-mixed")

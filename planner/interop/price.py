@@ -22,6 +22,7 @@ from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.pipeline import largest_repeated_block
 from planner.execution.techniques import BESIDE, BLOCK_KEEP, WAITING
+from planner.interop.foreign import project_of, refuse
 from planner.interop.keys import Keys, read_keys
 from planner.interop.launchers import hf, levanter, maxtext, megatron, torchtitan
 from planner.interop.model_sizes import Claim, claims_of, layers_of
@@ -272,8 +273,9 @@ def read_configuration(
     """Read a launcher's file. path: FILE, or FILE.py:FUNCTION; kind: of LAUNCHERS, "" to tell by
     its keys; domain: devices on fast links, 0 for all; overrides: `key=value` each; layers: of the
     model, asked where a file counts layers and not stages. Raises PlanError P190, P191."""
-    keys, notes = read_keys(path, overrides, lambda table: bool(_hits(Keys(table))))
+    keys, notes = read_keys(path, overrides, lambda table: _is_known(Keys(table)))
     keys.layers = layers
+    refuse(keys.names(), path, LAUNCHERS)
     others = [k for k in _hits(keys) if k != kind] if kind else []
     if others and kind not in _hits(
         keys
@@ -284,6 +286,7 @@ def read_configuration(
             help=[f"--from {others[0]}"],
         )
     kind = kind or _kind(keys, path, notes)
+    keys.first = getattr(LAUNCHERS[kind], "FIRST", ())
     read: Callable[[Keys, int, int], tuple[Settings, list[str]]] = LAUNCHERS[kind].read
     settings, more = read(keys, devices, domain or devices)
     started = keys.whole(devices, "num_processes")
@@ -300,6 +303,7 @@ def read_configuration(
             f"no key of {path} is read of {kind}: it has {has}",
             help=[*notes[:2], f"--from {'|'.join(LAUNCHERS)}"],
         )
+    more += keys.passed_over.values()
     return Configuration(kind, settings, (*notes, *more), unread, claims, keys)
 
 
@@ -315,9 +319,19 @@ def _kind(keys: Keys, path: str | Path, notes: Sequence[str]) -> str:
     return hits[0]
 
 
+def _is_known(keys: Keys) -> bool:
+    """Whether keys are of a launcher, or of a project that is told by name."""
+    return bool(_hits(keys)) or project_of(keys.names()) is not None
+
+
 def _hits(keys: Keys) -> list[str]:
-    """Launchers that a key is known of."""
-    return [
+    """Launchers that a key is known of; one alone that has keys nobody else has."""
+    own = [
+        name
+        for name, launcher in LAUNCHERS.items()
+        if any(k in keys for k in getattr(launcher, "OWN", ()))
+    ]
+    return own or [
         name
         for name, launcher in LAUNCHERS.items()
         if any(re.fullmatch(launcher.MARKS, key) for key in keys.names())

@@ -2,53 +2,41 @@
 Nothing is imported and nothing is run.
 
 Followed are assignments to names and attributes, calls with keyword arguments (a table of keys),
-calls of functions of the same file, whole-number arithmetic and `if` on what is known. A call of
+calls of functions of the same file, and of those that it imports where their file lies as the
+import says (a checkout), whole-number arithmetic, lists, and `if` on what is known. A call of
 anything else is a table that nothing is known of, and a note.
 """
 
 from __future__ import annotations
 
 import ast
-import operator
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from planner.errors import PlanError, did_you_mean
+from planner.interop.python_modules import Function, Module, Modules, module_of
+from planner.interop.python_values import (
+    CALLED,
+    UNKNOWN,
+    asked,
+    combined,
+    either,
+    hashable,
+    is_instance,
+    known_of,
+)
 
-MOST_STEPS = 100_000
-"""Of all functions of a file together: ten times what a large file of recipes takes."""
-DEEPEST = 12
+MOST_STEPS = 200_000
+"""Of all functions of a file, with those that they call elsewhere: several times what a large file
+of recipes takes."""
+DEEPEST = 24
 CLASSES = frozenset({"activation_checkpoint"})
 """Keys whose value is told by the class that is called."""
 CLASS = "class"
 """The key of that class's name."""
-CALLED = "()"
-"""The key under which a table remembers what was called; no key of a file is called so."""
-OPERATIONS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.truediv,
-    ast.Mod: operator.mod,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-}
-
-
-class _Unknown:
-    """What is not known."""
-
-
-UNKNOWN = _Unknown()
+REGISTRIES = ("model_registry",)
+"""Functions that are not followed: what they are called with says more than what they return."""
 
 
 class _Returned(Exception):
@@ -56,33 +44,24 @@ class _Returned(Exception):
         self.value = value
 
 
+class _Raised(Exception):
+    """A `raise` that is reached."""
+
+
 class _TooMuch(Exception):
     """The file asks for more steps than a configuration has."""
-
-
-Function = ast.FunctionDef
-
-
-def syntax_tree(text: str, mode: str) -> ast.AST:
-    """The tree of Python's text, without what its compiler warns of. Raises SyntaxError,
-    ValueError, RecursionError, MemoryError."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ast.parse(text, mode=mode)
 
 
 class PythonFile:
     """The functions of a file, each with the keys it would set. Raises PlanError P190."""
 
     def __init__(self, text: str, path: Path) -> None:
-        self.path, self.steps = path, 0
+        self.path, self.steps, self.modules = path, 0, Modules()
         try:
-            tree = syntax_tree(text, "exec")
+            self.module = module_of(text, path)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
             raise PlanError("P190", f"{path} is not Python: {str(e)[:200]}") from e
-        assert isinstance(tree, ast.Module)
-        self.functions = {n.name: n for n in tree.body if isinstance(n, Function)}
-        self.body = tree.body
+        self.functions = self.module.functions
 
     def table(self, function: str) -> tuple[dict[str, Any], list[str]]:
         """(keys, notes) of one function; "" for what stands outside functions. Raises PlanError
@@ -94,7 +73,13 @@ class PythonFile:
             raise PlanError(
                 "P190", f"{self.path}: {function or 'the file'} takes too many steps to follow"
             ) from e
-        return _known(result, 0) if isinstance(result, dict) else {}, run.notes
+        except _Raised:
+            result = None
+        notes = list(run.notes)
+        if run.undecided:
+            files = ", ".join(run.undecided[:8])
+            notes.append(f"what is not known of {files}, which it imports, is left out")
+        return known_of(result) if isinstance(result, dict) else {}, notes
 
     def choose(
         self, asked: str, fits: Callable[[Mapping[str, Any]], bool]
@@ -127,43 +112,38 @@ def _listed(names: Sequence[str]) -> str:
     return f"functions: {', '.join(names[:12])}" if names else "it has no functions"
 
 
-def _known(table: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    """A table without what is unknown."""
-    if depth > DEEPEST:
-        return {}
-    return {
-        k: _known(v, depth + 1) if isinstance(v, dict) else v
-        for k, v in table.items()
-        if v is not UNKNOWN
-        and k != CALLED
-        and not (isinstance(v, list) and any(x is UNKNOWN or isinstance(x, dict) for x in v))
-    }
-
-
 class _Run:
-    """One function followed."""
+    """One function followed. module: the file it stands in; root: the run of the file that was
+    asked for, which has the notes, and a run of each other file."""
 
-    def __init__(self, file: PythonFile) -> None:
-        self.file, self.notes, self.depth = file, list[str](), 0
+    def __init__(self, file: PythonFile, module: Module | None = None, root: _Run | None = None):
+        self.file, self.module, self.root = file, module or file.module, root or self
+        self.notes, self.others = list[str](), dict[Path, _Run]()
+        self.undecided = list[str]()
+        self.depth = self.trying = 0
         self.constants: dict[str, Any] = {}
-        for n in file.body:
-            if isinstance(n, ast.Assign | ast.AnnAssign):
-                self._statement(n, self.constants)
+        if root is None:
+            for n in self.module.body:
+                if isinstance(n, ast.Assign | ast.AnnAssign):
+                    self._statement(n, self.constants)
 
     def outside(self) -> dict[str, Any]:
         """Keys of the tables that the file's own names have."""
         return {k: v for k, v in self.constants.items() if isinstance(v, dict)}
 
-    def note(self, text: str) -> None:
-        """Once each."""
-        if text not in self.notes:
-            self.notes.append(text)
+    def note(self, at: ast.AST, text: str) -> None:
+        """Once each; of other files their names alone."""
+        said = f"line {getattr(at, 'lineno', 0)}: {text}"
+        to = self.notes if self.root is self else self.root.undecided
+        said = said if self.root is self else self.module.path.name
+        if said not in to:
+            to.append(said)
 
     def call(self, f: Function, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """What a function returns; a parameter that nobody gives, and that has no default, is a
         table of its own."""
-        self.depth += 1
-        if self.depth > DEEPEST:
+        self.root.depth += 1
+        if self.root.depth > DEEPEST:
             raise _TooMuch
         names = [a.arg for a in (*f.args.posonlyargs, *f.args.args)]
         own: dict[str, Any] = {n: {} for n in (*names, *(a.arg for a in f.args.kwonlyargs))}
@@ -179,7 +159,7 @@ class _Run:
         except _Returned as r:
             return r.value
         finally:
-            self.depth -= 1
+            self.root.depth -= 1
         tables = [own[n] for n in names if isinstance(own[n], dict) and own[n]]
         return tables[0] if tables else None  # it sets its parameter and returns nothing
 
@@ -206,21 +186,44 @@ class _Run:
             self._set(s.target, self.value(s.value, names), names)
         elif isinstance(s, ast.AugAssign):
             left, right = self.value(s.target, names), self.value(s.value, names)
-            self._set(s.target, _combined(type(s.op), left, right), names)
+            self._set(s.target, combined(type(s.op), left, right), names)
         elif isinstance(s, ast.Expr) and isinstance(s.value, ast.Call):
             self._called(s.value, names, alone=True)
         elif isinstance(s, ast.If):
-            test = self.value(s.test, names)
-            if test is UNKNOWN or isinstance(test, dict):
-                self.note(f"line {s.lineno}: an if that cannot be decided is left out")
-            else:
-                self.follow(s.body if test else s.orelse, names)
-        elif isinstance(s, ast.For | ast.While | ast.With | ast.Try):
-            self.note(f"line {s.lineno}: {type(s).__name__.lower()} is not followed")
+            self._if(s, names)
+        elif isinstance(s, ast.Raise) and self.trying:
+            raise _Raised
+        elif isinstance(s, ast.Try):
+            self._try(s, names)
+        elif isinstance(s, ast.With):
+            self.follow(s.body, names)
+        elif isinstance(s, ast.For | ast.While):
+            self.note(s, f"{type(s).__name__.lower()} is not followed")
+
+    def _if(self, s: ast.If, names: dict[str, Any]) -> None:
+        test = self.value(s.test, names)
+        if test is not UNKNOWN and not isinstance(test, dict):
+            self.follow(s.body if test else s.orelse, names)
+        elif any(not isinstance(x, ast.Raise | ast.Pass) for x in (*s.body, *s.orelse)):
+            self.note(s, "an if that cannot be decided is left out")
+
+    def _try(self, s: ast.Try, names: dict[str, Any]) -> None:
+        self.trying += 1
+        try:
+            self.follow(s.body, names)
+        except _Raised:
+            self.trying -= 1
+            self.follow(s.handlers[0].body if s.handlers else [], names)
+            self.trying += 1
+        finally:
+            self.trying -= 1
 
     def _set(self, target: ast.expr, value: Any, names: dict[str, Any]) -> None:
         if isinstance(target, ast.Name):
             names[target.id] = value
+        elif isinstance(target, ast.Tuple) and isinstance(value, list):
+            for part, item in zip(target.elts, value, strict=False):
+                self._set(part, item, names)
         elif isinstance(target, ast.Attribute | ast.Subscript):
             holder = self.value(target.value, names, make=True)
             key = (
@@ -237,7 +240,7 @@ class _Run:
         if isinstance(e, ast.Constant):
             return e.value if isinstance(e.value, int | float | str | None) else UNKNOWN
         if isinstance(e, ast.Name):
-            found = names.get(e.id, self.constants.get(e.id, UNKNOWN))
+            found = names[e.id] if e.id in names else self._constant(e.id)
             return names.setdefault(e.id, {}) if found is UNKNOWN and make else found
         if isinstance(e, ast.Attribute):
             holder = self.value(e.value, names, make)
@@ -252,12 +255,39 @@ class _Run:
             return [self.value(x, names) for x in e.elts]
         if isinstance(e, ast.Dict):
             pairs = [(k and self.value(k, names), v) for k, v in zip(e.keys, e.values, strict=True)]
-            return {k: self.value(v, names) for k, v in pairs if isinstance(k, str)}
+            return {
+                hashable(k): self.value(v, names)
+                for k, v in pairs
+                if isinstance(k, str | int | list)
+            }
         return self._computed(e, names)
+
+    def _constant(self, name: str) -> Any:
+        """A name of the file, or one that it imports."""
+        if name not in self.constants and self.root is not self:
+            self.constants[name] = UNKNOWN  # until it is known: it may be made of itself
+            for s in self.module.constants.get(name, ()):
+                self._statement(s, self.constants)
+            if name not in self.module.constants:
+                self.constants.pop(name)
+        if name in self.constants:
+            return self.constants[name]
+        origin = self.file.modules.origin(self.module, name)
+        if origin is None or origin[1] in origin[0].functions:
+            return UNKNOWN
+        return self._elsewhere(origin[0])._constant(origin[1])
+
+    def _elsewhere(self, module: Module) -> _Run:
+        """The run of another file."""
+        if module.path == self.root.module.path:
+            return self.root
+        if module.path not in self.root.others:
+            self.root.others[module.path] = _Run(self.file, module, self.root)
+        return self.root.others[module.path]
 
     def _computed(self, e: ast.expr, names: dict[str, Any]) -> Any:
         if isinstance(e, ast.BinOp):
-            return _combined(type(e.op), self.value(e.left, names), self.value(e.right, names))
+            return combined(type(e.op), self.value(e.left, names), self.value(e.right, names))
         if isinstance(e, ast.UnaryOp):
             inner = self.value(e.operand, names)
             if isinstance(e.op, ast.Not) and inner is not UNKNOWN:
@@ -266,30 +296,39 @@ class _Run:
             return -inner if known else UNKNOWN
         if isinstance(e, ast.Compare) and len(e.ops) == 1:
             left, right = self.value(e.left, names), self.value(e.comparators[0], names)
-            return _combined(type(e.ops[0]), left, right)
+            return combined(type(e.ops[0]), left, right)
         if isinstance(e, ast.BoolOp):
-            values = [self.value(v, names) for v in e.values]
-            if UNKNOWN in values:
-                return UNKNOWN
-            return all(values) if isinstance(e.op, ast.And) else any(values)
+            return either([self.value(v, names) for v in e.values], isinstance(e.op, ast.And))
         if isinstance(e, ast.IfExp):
             test = self.value(e.test, names)
             return UNKNOWN if test is UNKNOWN else self.value(e.body if test else e.orelse, names)
+        if isinstance(e, ast.Subscript):
+            holder, key = self.value(e.value, names), hashable(self.value(e.slice, names))
+            if isinstance(holder, dict) and isinstance(key, str | int | tuple):
+                return holder.get(key, UNKNOWN)
         return UNKNOWN
 
     def _called(self, e: ast.Call, names: dict[str, Any], alone: bool = False) -> Any:
         name = _dotted(e.func)
         given = [self.value(a, names) for a in e.args if not isinstance(a, ast.Starred)]
         named = {k.arg: self.value(k.value, names) for k in e.keywords if k.arg}
-        if name in self.file.functions:
-            return self.call(self.file.functions[name], given, named)
-        if name.rpartition(".")[2] == "replace" and given and isinstance(given[0], dict):
-            return {**given[0], **{k: _with_class(k, v) for k, v in named.items()}}
+        if name in self.module.functions:
+            return self.call(self.module.functions[name], given, named)
+        origin = self.file.modules.origin(self.module, name) if name not in REGISTRIES else None
+        if origin is not None and origin[1] in origin[0].functions:
+            return self._elsewhere(origin[0]).call(origin[0].functions[origin[1]], given, named)
+        if name == "isinstance" and len(e.args) == 2:
+            types = e.args[1].elts if isinstance(e.args[1], ast.Tuple) else [e.args[1]]
+            return is_instance(given[0], [_dotted(t) for t in types])
+        if name in ("hasattr", "getattr"):
+            return asked(name, given)
         last = name.rpartition(".")[2]
+        if last == "replace" and given and isinstance(given[0], dict):
+            return {**given[0], **{k: _with_class(k, v) for k, v in named.items()}}
         if alone and any(isinstance(x, dict) for x in given):
-            self.note(f"line {e.lineno}: {name}, which is not in this file, is not followed")
+            self.note(e, f"{name}, which is not in this file, is not followed")
         elif last[:1].islower() and ("config" in last or "recipe" in last):
-            self.note(f"line {e.lineno}: what {name}, which is not in this file, sets is not read")
+            self.note(e, f"what {name}, which is not in this file, sets is not read")
         return {**{k: _with_class(k, v) for k, v in named.items()}, CALLED: name}
 
 
@@ -305,18 +344,3 @@ def _dotted(e: ast.expr) -> str:
     while isinstance(e, ast.Attribute):
         parts, e = [e.attr, *parts], e.value
     return ".".join([e.id, *parts]) if isinstance(e, ast.Name) else ""
-
-
-def _combined(operation: type[ast.AST], a: Any, b: Any) -> Any:
-    """Two numbers combined, or two values compared; UNKNOWN where it cannot be done."""
-    f = OPERATIONS.get(operation)
-    if f is None or a is UNKNOWN or b is UNKNOWN or isinstance(a, dict) or isinstance(b, dict):
-        return UNKNOWN
-    compared = issubclass(operation, ast.cmpop)
-    if not compared and not (isinstance(a, int | float) and isinstance(b, int | float)):
-        return UNKNOWN
-    try:
-        made = f(a, b)
-    except (ArithmeticError, TypeError, ValueError):
-        return UNKNOWN
-    return UNKNOWN if isinstance(made, int) and abs(made) > 2**63 else made

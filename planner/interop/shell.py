@@ -1,7 +1,8 @@
 """Launch scripts, read and never run: what the commands of a shell script would be called with.
 
 Assignments, arrays, `${TP:-4}`, `$((NODES * 8))`, `if` and `case` on what is known, functions and
-here-documents are followed; loops, files that are sourced and what `$(...)` would print are not.
+here-documents are followed, and scripts that a script sources or starts, where they lie near it;
+loops and what `$(...)` would print are not.
 A variable that the script does not set is what is given for it, else unknown: it stands in a word
 as MARK + name, so that an option that needs it can say so.
 """
@@ -14,8 +15,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 
-from planner.interop.python_config import syntax_tree
+from costmodels.hardware.intake import read_text
+from planner.interop.nearby import found
+from planner.interop.python_modules import syntax_tree
 from planner.interop.shell_words import (
     ASSIGNED,
     Lexer,
@@ -45,6 +49,9 @@ COMPARED: Mapping[str, Callable[[int, int], bool]] = {
     "-le": operator.le,
 }
 SHELLS = ("bash", "sh", "zsh")
+FOLLOWED = (".sh", ".bash")
+LARGEST = 2**20
+"""Bytes of a script that another starts."""
 ENDS = ("then", "elif", "else", "fi", "do", "done", "esac")
 SEPARATORS = ("\n", ";", "&&", "||", "|", "&", ";;", "(", ")")
 _OPERATION = re.compile(
@@ -61,13 +68,13 @@ class Command:
 
 
 class Script:
-    """What a script would start. variables: of the environment, and they stay as they are given.
-    Raises NotShell.
+    """What a script would start. variables: of the environment, and they stay as they are given;
+    file: where it lies, None for a text alone. Raises NotShell.
 
     commands, in order; names: every variable it asks for; notes: what was not followed."""
 
-    def __init__(self, text: str, variables: Mapping[str, str]) -> None:
-        self.given = dict(variables)
+    def __init__(self, text: str, variables: Mapping[str, str], file: Path | None = None) -> None:
+        self.given, self.file = dict(variables), file
         self.values: dict[str, list[str]] = {k: [v] for k, v in variables.items()}
         self.commands: list[Command] = []
         self.names: set[str] = set()
@@ -351,11 +358,15 @@ class _Reader:
                 self.script.values.pop(plain_text(w.word), None)
             return
         if name in ("exit", "return"):
-            self.script.stopped = self.script.stopped or name == "exit"
+            code = self.script.joined(rest[1].word) if len(rest) > 1 else "0"
+            if name == "exit" and code != "0":  # of a variable that somebody else would set
+                self.script.note(f"line {first.line}: exit {_shown(code)} is passed over")
+            self.script.stopped = self.script.stopped or (name == "exit" and code == "0")
             return
         if name in (".", "source"):
             text = " ".join(self.script.joined(w.word) for w in rest[1:2])
-            self.script.note(f"line {first.line}: {_shown(text)} is read there, not here")
+            if not self._another(text, None):
+                self.script.note(f"line {first.line}: {_shown(text)} is read there, not here")
             return
         said = tuple(w for t in rest if t.items is None for w in self.script.expand(t.word))
         if not said:
@@ -364,7 +375,36 @@ class _Reader:
         if k and any(w.rpartition("/")[2] in SHELLS for w in said[:k]) and len(said) > k + 1:
             self.script._run_text(said[k + 1], first.line, self.depth + 1)
             return
+        started = said[1:] if said[0].rpartition("/")[2] in SHELLS else said
+        if started and self._another(started[0], started[1:]):
+            return
         self.script.commands.append(Command(first.line, said))
+
+    def _another(self, name: str, arguments: Sequence[str] | None) -> bool:
+        """Whether a script that is sourced, or started with arguments, lies near this one; then it
+        is followed."""
+        script = self.script
+        if script.file is None or not name.endswith(FOLLOWED):
+            return False
+        there = found(script.file, name.rpartition(END)[2].lstrip("/"))
+        if there is None or self.depth >= DEEPEST:
+            return False
+        try:
+            text = read_text(there, LARGEST)
+        except (OSError, ValueError):
+            return False
+        before = {k: v for k, v in script.values.items() if k.isdigit() or k in "@*"}
+        stopped = script.stopped
+        if arguments is not None:
+            own = {str(k): [word] for k, word in enumerate(arguments, 1)}
+            script.values |= own | {key: list(arguments) for key in "@*"}
+        script._run_text(text, 1, self.depth + 1)
+        if arguments is not None:
+            for name in ("@", "*", *map(str, range(1, len(arguments) + 1))):
+                script.values.pop(name, None)
+            script.values |= before
+            script.stopped = stopped
+        return True
 
     def _assign(self, token: Token) -> bool:
         """Whether a token is an assignment; then it is made."""

@@ -17,10 +17,11 @@ import planner
 from planner.cli import main
 from planner.errors import PlanError
 from planner.execution.techniques import MAX_ZERO_STAGE
-from planner.interop.keys import Keys, load
+from planner.interop.keys import Keys
 from planner.interop.launchers import hf, levanter, maxtext, megatron, torchtitan
 from planner.interop.price import forms_of, hand_over, read_configuration
 from planner.interop.settings import Facts, Rounds, Settings
+from planner.interop.tables import load
 from planner.machine.topology import for_devices
 from planner.pins.launcher_space import SPACES
 from planner.pins.pins import parse_pins

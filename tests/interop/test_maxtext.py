@@ -50,7 +50,7 @@ def test_a_script_takes_the_defaults_of_base_yml(tmp_path: Path) -> None:
     assert found.settings == Settings(
         32, data=16, tensor=4, zero_stage=3, zero_group=16, recompute="block", blocks="looped"
     )
-    assert any(n.startswith("base.yml, which the command names, does not lie") for n in found.notes)
+    assert not any("base.yml" in n for n in found.notes)  # its values are those that are priced
     assert "model_name" not in found.unread and "steps" in found.unread
 
 
@@ -118,7 +118,7 @@ def test_sizes_are_held_against_the_model_unless_a_name_sets_them(
     argv = ["import", str(path), "--model", "zoo:llama-tiny", "--devices", "8", "--quiet",
             "-o", str(tmp_path / "x.json")]  # fmt: skip
     assert main(argv) == 2 and "base_emb_dim = 2048" in capsys.readouterr().err
-    assert main([*argv[:2], "model_name=llama2-70b", *argv[2:]]) == 0
+    assert main([*argv[:2], "model_name=mine-70b", *argv[2:]]) == 0
     assert main([*argv[:2], "base_emb_dim=64", *argv[2:], "--force"]) == 0
 
 

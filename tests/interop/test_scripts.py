@@ -277,4 +277,4 @@ def test_options_before_the_program_are_not_its_own(tmp_path: Path) -> None:
         {},
     )
     assert found.table == {"a": 1, "b.c": "x y", "--d": -1}
-    assert found.files == ("base.yml",) and found.notes == []
+    assert found.files == ("configs/base.yml",) and found.notes == []

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.analysis.axis_roles import role_named
 from planner.errors import PlanError, did_you_mean
-from planner.interop import model_sizes, precisions
+from planner.interop import adapters, model_sizes, optimizers, precisions
 from planner.interop.keys import Keys
 from planner.interop.model_sizes import Claim, claims_of
 from planner.interop.settings import Facts, Rounds, Settings, sharing
@@ -221,6 +221,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     copies = replicate if zero and kind != "deepspeed" else 1
     rows, microbatches = _rows(keys, data)
     recompute = keys.flag(False, "gradient_checkpointing", "fsdp_activation_checkpointing")
+    notes += [*adapters.notes_of(keys), *optimizers.notes_of(keys, "optim", "optimizer.type")]
     offloads = ("fsdp_offload_params", "offload_optimizer_device", "offload_param_device")
     notes += [
         f"{name} is left out: nothing is priced in the host's memory"

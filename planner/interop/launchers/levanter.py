@@ -27,7 +27,7 @@ from math import prod
 from typing import Any
 
 from planner.errors import PlanError
-from planner.interop import precisions
+from planner.interop import adapters, optimizers, precisions
 from planner.interop.keys import Keys
 from planner.interop.model_sizes import GROUPS, HEADS, HIDDEN, INNER, LAYERS, Claim, claims_of
 from planner.interop.settings import Facts, Rounds, Settings, sharing
@@ -125,6 +125,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     zero = 3 if sharded and data * sequence > 1 else 0
     copies = prod(sizes.get(a, 1) for a in BATCH if a not in sharded) if zero else 1
     batch, microbatches = _batch(keys, data)
+    notes += [*adapters.notes_of(keys), *optimizers.notes_of(keys, "optimizer.type")]
     return (
         Settings(
             batch,

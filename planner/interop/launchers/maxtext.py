@@ -43,8 +43,9 @@ from planner.execution.save_policies import (
     saving,
 )
 from planner.execution.techniques import MAX_ZERO_STAGE, WAITING
-from planner.interop import precisions
+from planner.interop import adapters, optimizers, precisions
 from planner.interop.keys import Keys
+from planner.interop.launchers import maxtext_models
 from planner.interop.model_sizes import (
     GROUPS,
     HEADS,
@@ -60,7 +61,7 @@ from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import fast_levels
 
 NAME, SUFFIX = "maxtext", ".yml"
-MARKS = r"(ici|dcn)_\w+_parallelism|per_device_batch_size"
+MARKS = r"(ici|dcn)_\w+_parallelism|per_device_batch_size|base_config"
 SUMS = {
     "stage": ("pipeline",),
     "data": ("data", "fsdp", "fsdp_transpose"),
@@ -99,6 +100,13 @@ LEFT_OUT = {
     "custom_mesh_and_rule": "axes are priced as base.yml's rules use them",
     "custom_mesh": "devices are priced in the order of the mesh's axes",
     "pipeline_parallel_layers": "all layers are priced in stages",
+    "mtp_num_layers": "the layers of multi-token prediction are those of the model, or not priced",
+    "shard_exp_on_fsdp": "experts are priced as cut by the axis expert alone",
+    "fsdp_shard_on_exp": "experts are priced as cut by the axis expert alone",
+    "use_ring_of_experts": "rows are priced as sent to their experts",
+    "enable_diloco": "every step is priced with a sum over all replicas",
+    "use_dpo": "a step is priced without the reference model",
+    "enable_rampup_batch_size": "the full batch is priced",
 }
 """Keys that change the program and have no price here, and what is priced instead."""
 UNSET = {"ici": "ici_fsdp_parallelism", "dcn": "dcn_data_parallelism"}
@@ -149,11 +157,21 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
 
 
 def claims(keys: Keys) -> tuple[Claim, ...]:
-    """The sizes of the model that a file says, where they are not those of a model_name or scaled.
-    Raises PlanError P191."""
-    named = keys.word("default", "model_name") not in ("default", "")
-    scaled = keys.whole(1, "global_parameter_scale") > 1
-    return () if named or scaled else claims_of(keys, SIZES)
+    """The sizes of the model that a file says, or its model_name, where they are not scaled. Raises
+    PlanError P191."""
+    name = keys.word("default", "model_name")
+    if keys.whole(1, "global_parameter_scale") > 1:
+        return ()
+    if name in ("default", ""):
+        return claims_of(keys, SIZES)
+    layers, hidden = maxtext_models.SIZES.get(name, (0, 0))
+    if not layers or keys.flag(False, "override_model_config"):
+        return ()
+    of = f"model_name {name}"
+    return (
+        Claim(f"{of}, with base_num_decoder_layers", LAYERS, layers, layers),
+        Claim(f"{of}, with base_emb_dim", HIDDEN, hidden, hidden),
+    )
 
 
 def write_overrides(s: Settings, facts: Facts) -> str:
@@ -284,7 +302,7 @@ def _custom(keys: Keys, notes: list[str]) -> str:
 
 def _said(keys: Keys, key: str) -> bool:
     """Whether a key says something: base.yml has "", -1 and false where it does not."""
-    return keys.get(key) not in (None, "", -1, False)
+    return keys.get(key) not in (None, "", -1, 0, False)
 
 
 def _inner(s: Settings, facts: Facts) -> dict[str, tuple[int, int]]:
@@ -302,6 +320,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     """Settings of a configuration and what it says beyond them. Raises PlanError P191 where keys
     contradict each other."""
     notes: list[str] = []
+    keys.get("base_config")
     sizes = _degrees(keys, devices, domain)
     degrees = {axis: prod(sizes.get(k, 1) for k in names) for axis, names in SUMS.items()}
     other = [
@@ -330,6 +349,9 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             f" {degrees['data'] * degrees['expert']} replicas",
         )
     notes += [f"{key} is left out: {why}" for key, why in LEFT_OUT.items() if _said(keys, key)]
+    notes += [*adapters.notes_of(keys), *optimizers.notes_of(keys, "opt_type")]
+    if keys.word("", "mu_dtype") == "bfloat16":
+        notes.append("mu_dtype bfloat16 is left out: moments are priced in float32")
     recompute, offload = _recompute(keys, notes), _offload(keys)
     if stages > 1 and (offload or offloaded_values(recompute)):
         recompute, offload = saving(saved_names(recompute)), ()

@@ -33,12 +33,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import groupby
+from math import gcd
 from shlex import quote
 
 from planner.errors import PlanError
 from planner.execution.pipeline import laid_out_blocks
 from planner.execution.techniques import BESIDE, BLOCK_KEEP, INTERLEAVED, WAITING, ZB_H1
-from planner.interop import precisions
+from planner.interop import adapters, optimizers, precisions
 from planner.interop.keys import Keys
 from planner.interop.model_sizes import (
     EXPERTS,
@@ -57,6 +58,12 @@ from planner.pricing.frameworks.selective import DENSE, LATENTS, NORMS, ROUTED, 
 
 NAME, SUFFIX = "megatron", ".yaml"
 MARKS = r"\w+_model_parallel_size|context_parallel_size|micro_batch_size"
+OWN = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+"""Keys that no other launcher's files have."""
+FIRST = ("mixed_precision", "train", "model")
+"""Sections whose value of a key counts: Megatron-Bridge sets sums of gradients from its
+mixed_precision, and files of NeMo say sizes of data and of encoders of images beside the
+model's."""
 SIZES = {
     LAYERS: ("num_layers",),
     HIDDEN: ("hidden_size",),
@@ -68,6 +75,16 @@ LAYOUT = "pipeline_model_parallel_layout"
 OVERLAP = "overlap_moe_expert_parallel_comm"
 LEFT_OUT = {
     "optimizer_cpu_offload": "the state is priced on the devices",
+    "use_precision_aware_optimizer": "the state is priced in float32",
+    "cpu_offloading": "activations are priced on the devices",
+    "fine_grained_activation_offloading": "activations are priced on the devices",
+    "fp8_param_gather": "weights are priced as kept and sent in 16 bits",
+    "fp8_param": "weights are priced as kept and sent in 16 bits",
+    "moe_expert_capacity_factor": "no token of an expert is dropped",
+    "outer_dp_sharding_strategy": "copies of shards are whole",
+    "hybrid_context_parallel": "rows are priced as long as each other",
+    "freeze_lm": "all parameters are priced as trained (--freeze GLOB)",
+    "freeze_vit": "all parameters are priced as trained (--freeze GLOB)",
     "decoder_first_pipeline_num_layers": "stages are priced alike",
     "decoder_last_pipeline_num_layers": "stages are priced alike",
     LAYOUT: "layers are priced as evenly as chunks take them",
@@ -87,6 +104,7 @@ DISTRIBUTED = ("distributed_fused_adam", "mcore_distributed_optim")
 """NeMo's optimizers whose state is cut over the replicas."""
 PADDED = 128
 """make_vocab_size_divisible_by where a file does not say it."""
+SHARDED = "data_parallel_sharding_strategy"
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 MODULES = {
     NORMS: "layernorm",
@@ -147,6 +165,7 @@ def _keys_of(s: Settings, facts: Facts) -> dict[str, dict[str, object]]:
     model |= precisions.words(NAME, s.precision)
     if s.expert > 1:  # said either way: a file that turns it on may not suit what else is written
         model |= {OVERLAP: s.exchanges == BESIDE}
+        model |= {"expert_tensor_parallel_size": s.tensor} if s.tensor > 1 else {}
     if layout:
         model |= {LAYOUT: layout}
     elif uneven:
@@ -286,13 +305,26 @@ def claims(keys: Keys) -> tuple[Claim, ...]:
     found = claims_of(keys, SIZES)
     if keys.flag(False, "group_query_attention"):
         found += claims_of(keys, {GROUPS: ("num_query_groups",)})
+    found += claims_of(keys, {INNER: ("moe_ffn_hidden_size",)})
+    found += claims_of(keys, {VOCABULARY: ("padded_vocab_size",)})
+    if not _counts_words(keys):
+        return found
+    vocabulary = claims_of(keys, {VOCABULARY: ("vocab_size",)})
     tensor = keys.whole(1, "tensor_model_parallel_size")
     multiple = keys.whole(PADDED, "make_vocab_size_divisible_by") * tensor
-    vocabulary = claims_of(keys, {VOCABULARY: ("vocab_size",)})
-    found += claims_of(keys, {VOCABULARY: ("padded_vocab_size",)})
     return found + tuple(
         Claim(c.key, c.size, c.value, -(-c.value // multiple) * multiple) for c in vocabulary
     )
+
+
+def _counts_words(keys: Keys) -> bool:
+    """Whether vocab_size is the model's: in Megatron-Bridge a tokenizer's is only where a recipe
+    says so."""
+    places = [where for where, value in keys.entries("vocab_size") if value is not None]
+    own = [where for where in places if where.rpartition(".")[0] != "tokenizer"]
+    from_tokenizer = keys.flag(False, "use_tokenizer_vocab_size")
+    keys.get("vocab_size") if own or from_tokenizer else keys.at("tokenizer.vocab_size")
+    return bool(own) or from_tokenizer
 
 
 def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
@@ -313,15 +345,9 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         raise PlanError(
             "P191",
             f"tensor {tp} x context {cp} x pipeline {pp} does not divide {devices} devices",
-            help=["--devices as many as the configuration runs on"],
+            help=[f"--devices as many as the configuration runs on: a multiple of {tp * cp * pp}"],
         )
-    if replicas % ep:
-        folded = replicas * tp * cp % ep == 0
-        raise PlanError(
-            "P191",
-            f"expert_model_parallel_size {ep} does not divide the {replicas} data-parallel ranks",
-            help=["experts over tensor and context ranks too have no axis here"] if folded else [],
-        )
+    ep = _expert_ranks(keys, ep, replicas, (tp, cp), notes)
     batch, microbatches = _batch(keys, replicas)
     virtual = _virtual_stages(keys, pp, notes)
     notes += [
@@ -330,9 +356,8 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         if keys.get(key) is not None
     ]
     notes += _left_out(keys, pp)
-    experts = keys.whole(tp, "expert_tensor_parallel_size")
-    if experts != tp and (ep > 1 or "num_experts" in keys):
-        notes.append(f"expert_tensor_parallel_size {experts} is priced as {tp}, as of the rest")
+    notes += adapters.notes_of(keys)
+    notes += optimizers.notes_of(keys, "optimizer")
     zero = _zero_stage(keys, pp, notes)
     copies = keys.whole(1, "num_distributed_optimizer_instances") if zero else 1
     said = Settings(
@@ -345,7 +370,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         microbatches=microbatches,
         zero_stage=zero,
         zero_group=sharing(copies, replicas // ep, devices // pp, domain, notes),
-        recompute=_recompute(keys, notes),
+        recompute=_recompute(keys, _layers(keys) // (pp * virtual), notes),
         schedule=INTERLEAVED if virtual > 1 else "1f1b" if pp > 1 else "",
         positions=keys.flag(False, "sequence_parallel") and tp > 1,
         length=keys.whole(0, "seq_length", "encoder_seq_length"),
@@ -355,21 +380,74 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     return replace(said, exchanges=_exchanges(said, keys, notes)), notes
 
 
+def _expert_ranks(
+    keys: Keys, ranks: int, replicas: int, dense: tuple[int, int], notes: list[str]
+) -> int:
+    """Data-parallel ranks that experts are parted among. ranks: those of a file, of which tensor
+    and context ranks may be some; dense: tensor and context ranks. Raises PlanError P191 where
+    experts would have more memory, or less, than they have there."""
+    tensor, context = dense
+    each = keys.whole(tensor, "expert_tensor_parallel_size")
+    if replicas % ranks == 0:
+        if each != tensor and (ranks > 1 or "num_experts" in keys):
+            less = f": of experts a device holds {each}/{tensor} of what it does there"
+            notes.append(
+                f"expert_tensor_parallel_size {each} is priced as {tensor}, as of the rest"
+                + (less if each < tensor else "")
+            )
+        return ranks
+    priced = gcd(ranks, replicas)
+    if (replicas * tensor * context) % (ranks * each):
+        raise PlanError(
+            "P191",
+            f"expert_model_parallel_size {ranks} does not divide the {replicas} data-parallel"
+            f" ranks, nor those with {tensor} tensor and {context} context ranks",
+            help=["--devices as many as the configuration runs on"],
+        )
+    if priced * tensor != ranks * each:
+        raise PlanError(
+            "P191",
+            f"expert_model_parallel_size {ranks} x expert_tensor_parallel_size {each} does not"
+            f" divide the {replicas} data-parallel ranks x {tensor} tensor ranks",
+            help=["experts over context ranks have no axis here"],
+        )
+    notes.append(
+        f"experts over {ranks} ranks, tensor ranks among them, are priced as over {priced}"
+        f" data-parallel ranks, cut by {tensor} tensor ranks"
+    )
+    return priced
+
+
 def _left_out(keys: Keys, stages: int) -> list[str]:
     """Of keys that change the program and have no price. Where only the ends hold fewer layers than
     other stages, all take the time of the fullest, as they are priced, and so are layers laid out
     as evenly as chunks take them."""
-    layers = keys.whole(0, "num_layers") or keys.layers()
+    layers = _layers(keys)
     priced = layers and ends(layers, stages) == tuple(keys.whole(0, end) for end in ENDS)
     known: tuple[str, ...] = ENDS if priced else ()
-    if layout := keys.word("", LAYOUT):
-        counts = tuple(chunk.count("t") for chunk in _unrolled(layout).split("|"))
+    if layout := keys.get(LAYOUT):
+        counts = _counts(layout)
         known = (LAYOUT,) if counts == laid_out_blocks(sum(counts), len(counts), 0, 0) else ()
     return [
         f"{key} is left out: {why}"
         for key, why in LEFT_OUT.items()
         if keys.get(key) and key not in known
     ]
+
+
+def _layers(keys: Keys) -> int:
+    """Layers that the file says, or the model has; 0 where nobody knows."""
+    return keys.whole(0, "num_layers") or keys.layers()
+
+
+def _counts(layout: object) -> tuple[int, ...]:
+    """Layers of each chunk of a layout, a text or the lists that recipes have."""
+    if isinstance(layout, list | tuple):
+        return tuple(
+            sum(part == "decoder" for part in chunk) if isinstance(chunk, list | tuple) else 0
+            for chunk in layout
+        )
+    return tuple(chunk.count("t") for chunk in _unrolled(str(layout)).split("|"))
 
 
 def _unrolled(layout: str) -> str:
@@ -382,7 +460,7 @@ def _unrolled(layout: str) -> str:
 def _virtual_stages(keys: Keys, stages: int, notes: list[str]) -> int:
     """Chunks of a pipeline stage. Raises PlanError P191 where layers do not divide into them."""
     virtual = keys.whole(1, *CHUNKS)
-    if layout := keys.word("", LAYOUT):
+    if layout := keys.get(LAYOUT):
         return _chunks_of(layout, stages)
     each = keys.whole(0, CHUNK_LAYERS)
     if each and CHUNKS[1] in keys and keys.get(CHUNKS[1]) is not None:
@@ -393,7 +471,7 @@ def _virtual_stages(keys: Keys, stages: int, notes: list[str]) -> int:
         )
     if stages == 1 or not each or virtual > 1:
         return virtual if stages > 1 else 1
-    layers = keys.whole(0, "num_layers") or keys.layers()
+    layers = _layers(keys)
     if not layers:
         notes.append("interleaved stages are priced as plain 1F1B: their bubble is smaller")
         return 1
@@ -407,14 +485,16 @@ def _virtual_stages(keys: Keys, stages: int, notes: list[str]) -> int:
     return virtual
 
 
-def _chunks_of(layout: str, stages: int) -> int:
+def _chunks_of(layout: object, stages: int) -> int:
     """Chunks of a pipeline stage by a layout. Raises PlanError P191 where it has no whole
     number."""
-    virtual, rest = divmod(_unrolled(layout).count("|") + 1, stages)
+    chunks = len(_counts(layout))
+    virtual, rest = divmod(chunks, stages)
     if rest:
         raise PlanError(
             "P191",
-            f"pipeline_model_parallel_layout {layout!r} does not divide into {stages} stages",
+            f"the {chunks} chunks of {LAYOUT} do not divide into {stages} stages",
+            help=[f"{LAYOUT}=null behind the file lays layers out evenly"],
         )
     return virtual
 
@@ -443,7 +523,7 @@ def _zero_stage(keys: Keys, stages: int, notes: list[str]) -> int:
     """The ZeRO stage; 3 with pipeline stages, which the planner does not run, is priced as 2."""
     fsdp, sharding = (
         keys.flag(False, "use_megatron_fsdp", "use_custom_fsdp"),
-        keys.word("no_shard", "data_parallel_sharding_strategy"),
+        keys.word("no_shard", SHARDED),
     )
     known = {"no_shard": 0, "optim": 1, **{word: zero for zero, word in SHARDING.items()}}
     if sharding not in known:
@@ -452,12 +532,13 @@ def _zero_stage(keys: Keys, stages: int, notes: list[str]) -> int:
             f"data_parallel_sharding_strategy = {sharding!r}",
             help=[f"one of {', '.join(known)}"],
         )
-    distributed = keys.flag(False, "use_distributed_optimizer")
+    distributed = keys.flag_anywhere("use_distributed_optimizer")  # as Megatron-Bridge syncs both
     distributed |= keys.at("optim.name") in DISTRIBUTED  # NeMo
     zero = max(int(distributed), known[sharding] if fsdp else 0)
     if keys.flag(False, "use_torch_fsdp2"):
         zero = 2 if keys.flag(False, "torch_fsdp2_no_reshard_after_forward") else 3
-    if known[sharding] and not fsdp:
+    default = [where for where, _ in keys.entries(SHARDED)] == [f"ddp.{SHARDED}"]
+    if known[sharding] and not fsdp and not default:  # recipes of Megatron-Bridge all have it
         notes.append("data_parallel_sharding_strategy says nothing without use_megatron_fsdp")
     if zero == 3 and stages > 1:
         notes.append("ZeRO-3 with stages is priced as ZeRO-2")
@@ -484,19 +565,36 @@ def _refused(s: Settings) -> str:
     return next((why for why, true in refused.items() if true), "")
 
 
-def _recompute(keys: Keys, notes: list[str]) -> str:
+def _some_blocks(some: int, layers: int, notes: list[str]) -> str:
+    """Recompute of the first `some` of a stage's layers, as every block or none, whichever is
+    nearer."""
+    if not layers or some >= layers:
+        if some < layers or not layers:
+            notes.append("recompute_method block is priced as recompute of every block")
+        return "block"
+    nearer = "block" if 2 * some >= layers else "none"
+    notes.append(
+        f"recompute of {some} of a stage's {layers} layers (recompute_method block) is priced as"
+        f" recompute of {'every block' if nearer == 'block' else 'none'}"
+    )
+    return nearer
+
+
+def _recompute(keys: Keys, layers: int, notes: list[str]) -> str:
+    """layers: of a stage, 0 where they are not known."""
     word = keys.word("", *(f"{name}_granularity" for name in RECOMPUTE))
-    if not word and keys.flag(False, "recompute_activations"):
+    experts = keys.flag(False, "moe_layer_recompute")
+    if not word and (keys.flag(False, "recompute_activations") or experts):
         word = "selective"
     if word not in ("", "full", "selective"):
         raise PlanError(
             "P191", f"recompute_granularity = {word!r}", help=["full, selective or null"]
         )
     method = keys.word("uniform", *(f"{name}_method" for name in RECOMPUTE))
+    some = keys.whole(0, *(f"{name}_num_layers" for name in RECOMPUTE), least=0)
     if word == "full" and method == "block":
-        notes.append("recompute_method block is priced as recompute of every block")
-    keys.get(*(f"{name}_num_layers" for name in RECOMPUTE))
-    modules = _listed(keys.get("recompute_modules"))
+        return _some_blocks(some, layers, notes)
+    modules = _listed(keys.get("recompute_modules")) | ({WHOLE} if experts else set())
     shown = {
         NORMS: True,
         LATENTS: keys.flag(False, "multi_latent_attention"),

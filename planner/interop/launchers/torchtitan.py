@@ -34,7 +34,7 @@ from typing import Any
 
 from planner.errors import PlanError
 from planner.execution.techniques import BLOCK_KEEP, INTERLEAVED, ZB_H1
-from planner.interop import precisions
+from planner.interop import optimizers, precisions
 from planner.interop.keys import Keys
 from planner.interop.python_config import CLASS
 from planner.interop.settings import Facts, Rounds, Settings, sharing
@@ -44,6 +44,8 @@ MARKS = (
     r"\w+_parallel_degree|data_parallel_(shard|replicate)_degree|local_batch_size"
     r"|num_tokens_per_microbatch_per_dp_rank"
 )
+FIRST = ("trainer.parallelism", "trainer.training", "trainer.activation_checkpoint")
+"""Sections whose value of a key counts: of reinforcement learning, whose generator has its own."""
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", INTERLEAVED: "Interleaved1F1B"}
 RESHARD = {1: "never", 2: "never", 3: "always"}
 STAGED_ZERO = 1
@@ -230,6 +232,8 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         notes.append("enable_cpu_offload is left out: all is priced on the devices")
     if keys.get("module_fqns_per_model_part"):
         notes.append("module_fqns_per_model_part is left out: stages are priced alike")
+    notes += optimizers.notes_of(keys, "optimizer.name")
+    keys.get("pipeline_parallel_schedule")  # there may be one without stages
     schedule = _schedule(keys, notes) if pp > 1 else ""
     positions = keys.flag(True, "enable_sequence_parallel") and tp > 1
     zero = _zero_stage(keys, pp, notes) if shard * cp > 1 else 0

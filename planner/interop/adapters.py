@@ -1,0 +1,35 @@
+"""Adapters (LoRA) as the files of launchers ask for them: they are no part of a configuration's
+price, which an option has."""
+
+from __future__ import annotations
+
+from planner.interop.keys import Keys
+
+SECTIONS = ("peft", "lora")
+"""Tables that are there where adapters are trained."""
+ADAPTED = ("lora", "qlora", "dora", "oft")
+"""Values of `finetuning_type` and `peft_scheme`."""
+RANKS = ("lora_r", "lora_rank")
+
+
+def notes_of(keys: Keys) -> list[str]:
+    """What to say where a file trains adapters."""
+    places = (where for name in keys.names() for where, _ in keys.entries(name))
+    sections = {where.partition(".")[0] for where in places if "." in where}
+    found = [
+        f"{name}: {word}"
+        for name in ("finetuning_type", "peft_scheme")
+        if (word := keys.word("", name)) in ADAPTED
+    ]
+    if "enable_lora" not in keys:
+        found += [s for s in SECTIONS if s in sections]
+    elif keys.flag(False, "enable_lora"):
+        found.append("enable_lora")
+    found += ["use_peft"] if keys.word("false", "use_peft") == "true" else []
+    ranks = [rank for name in RANKS if (rank := keys.get(name)) is not None]
+    if not found:
+        return []
+    return [
+        f"adapters ({found[0]}) are left out, and all parameters priced as trained:"
+        f" --lora rank={(*ranks, 'N')[0]},targets=GLOB prices adapters"
+    ]

@@ -1,0 +1,20 @@
+"""Optimizers as the files of launchers call them: what of them is not priced as it is said."""
+
+from __future__ import annotations
+
+from costmodels.optimizers import OPTIMIZERS
+from planner.interop.keys import Keys
+
+ADAM = ("adam", "adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adam_pax", "fusedadam")
+"""Names of AdamW's state in float32, of which fused kernels and weight decay change nothing."""
+
+
+def notes_of(keys: Keys, *places: str) -> list[str]:
+    """What to say of the optimizer that a file names at one of some places."""
+    name = next((str(v) for place in places if isinstance(v := keys.at(place), str)), "")
+    word = name.lower().rpartition(".")[2]
+    if not word or word in ADAM:
+        return []
+    if word in OPTIMIZERS:
+        return [f"the optimizer is {name}: --optimizer {word} prices its state"]
+    return [f"the optimizer is {name}: its state is priced as AdamW's in float32"]

@@ -1,0 +1,136 @@
+"""Values of a configuration in Python that are known without running it."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from planner.interop.unset import Unset
+
+LONGEST = 4096
+"""Items of a list."""
+CALLED = "()"
+"""The key under which a table remembers what was called; no key of a file is called so."""
+DEEPEST = 12
+"""Tables in tables."""
+OPERATIONS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
+TYPES: Mapping[str, type] = {"str": str, "int": int, "float": float, "list": list, "bool": bool}
+
+
+class Unknown:
+    """What is not known."""
+
+
+UNKNOWN = Unknown()
+COMPUTED = Unset("=")
+"""The same in a table that is read."""
+
+
+def hashable(value: Any) -> Any:
+    """A value as a key of a table: a list is the tuple it stands for."""
+    return tuple(hashable(v) for v in value) if isinstance(value, list) else value
+
+
+def is_known(value: Any) -> bool:
+    """Whether nothing of a value is unknown; a table is, whatever is in it."""
+    if isinstance(value, list):
+        return all(is_known(v) for v in value)
+    return value is not UNKNOWN
+
+
+def combined(operation: type[ast.AST], a: Any, b: Any) -> Any:
+    """Two values combined or compared; UNKNOWN where that cannot be done."""
+    f = OPERATIONS.get(operation)
+    if f is None or not is_known(a) or not is_known(b):
+        return UNKNOWN
+    if operation in (ast.Is, ast.IsNot) and (a is None or b is None):
+        return f(a, b)
+    if operation in (ast.In, ast.NotIn):
+        return f(hashable(a), map(hashable, b)) if isinstance(b, list | dict) else UNKNOWN
+    if isinstance(a, dict) or isinstance(b, dict):
+        return UNKNOWN
+    if not issubclass(operation, ast.cmpop) and not _fits(operation, a, b):
+        return UNKNOWN
+    try:
+        made = f(a, b)
+    except (ArithmeticError, TypeError, ValueError):
+        return UNKNOWN
+    return UNKNOWN if isinstance(made, int) and abs(made) > 2**63 else made
+
+
+def _fits(operation: type[ast.AST], a: Any, b: Any) -> bool:
+    """Whether two values may be combined: numbers, and lists that stay short."""
+    if isinstance(a, list) and isinstance(b, list):
+        return operation is ast.Add and len(a) + len(b) <= LONGEST
+    if isinstance(a, list) and isinstance(b, int):
+        return operation is ast.Mult and len(a) * max(b, 0) <= LONGEST
+    return isinstance(a, int | float) and isinstance(b, int | float)
+
+
+def either(values: Sequence[Any], every: bool) -> Any:
+    """What `and` (every) or `or` makes of values: the first that decides it, else the last."""
+    for value in values:
+        if not is_known(value):
+            return UNKNOWN
+        if isinstance(value, dict) or bool(value) != every:
+            return UNKNOWN if isinstance(value, dict) and every else value
+    return values[-1]
+
+
+def asked(name: str, given: Sequence[Any]) -> Any:
+    """What `isinstance`, `hasattr` and `getattr` say of what is known; None for another name."""
+    if name == "hasattr" and len(given) == 2:
+        held = isinstance(given[0], dict) and isinstance(given[1], str) and given[1] in given[0]
+        return True if held else UNKNOWN
+    if name == "getattr" and len(given) in (2, 3):
+        held = isinstance(given[0], dict) and isinstance(given[1], str)
+        return given[0].get(given[1], UNKNOWN) if held else UNKNOWN
+    return None
+
+
+def is_instance(value: Any, types: Sequence[str]) -> Any:
+    """Whether a value is of one of the types that are called so; UNKNOWN for other types. A table
+    stands for an object of none of these."""
+    known = [TYPES[t] for t in types if t in TYPES]
+    if not is_known(value) or len(known) < len(types):
+        return UNKNOWN
+    return isinstance(value, tuple(known))
+
+
+def known_of(table: Mapping[Any, Any], depth: int = 0) -> dict[str, Any]:
+    """A table with what is unknown as COMPUTED; of calls in a list the names of what is called."""
+    if depth > DEEPEST:
+        return {}
+    out: dict[str, Any] = {}
+    for key, value in table.items():
+        if not isinstance(key, str) or key == CALLED:
+            continue
+        if value is UNKNOWN:
+            out[key] = COMPUTED
+        elif isinstance(value, dict):
+            out[key] = known_of(value, depth + 1)
+        elif isinstance(value, list):
+            items = [v.get(CALLED, UNKNOWN) if isinstance(v, dict) else v for v in value]
+            out[key] = items if is_known(items) else COMPUTED
+        else:
+            out[key] = value
+    return out
