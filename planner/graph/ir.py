@@ -49,6 +49,9 @@ or follow from the output shape.
     TopK(x)                     attrs k, axis, largest, sorted; outputs values, indices
     CumSum(x) attrs axis, exclusive, reverse;  OneHot(indices) attrs axis, depth, on_value,
                                                off_value;  ArgMax(x) attrs axis, keepdims
+    RandomUniform() RandomNormal()   numbers that are drawn: attrs low, high / mean, scale, and
+                                     dtype; with a seed as operand, and the next one as a result,
+                                     once the mode is chosen (planner.workload.train_eval_mode)
     Range() ConstantOfShape()   only when too large to fold: attrs start, delta / value
     LSTM(x, w, r[, b, , h0, c0]) attrs hidden_size, direction, (activations default);  GRU likewise,
         linear_before_reset

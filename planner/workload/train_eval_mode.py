@@ -1,5 +1,6 @@
 """Training and evaluation mode of operators that behave differently in each: Dropout and
-BatchNormalization.
+BatchNormalization. Numbers that are drawn (RandomUniform, RandomNormal) are drawn in both, from
+seeds that are handed on as those of Dropout are.
 
 evaluation   Dropout is the identity, BatchNormalization uses its running statistics.
 training     Dropout reads an integer seed beside its operand and hands the next one on: Dropout(x,
@@ -42,7 +43,7 @@ def evaluation(graph: Graph) -> Graph:
         ):
             node = replace(node, attrs={**node.attrs, "training_mode": 0}, outputs=node.outputs[:1])
         nodes.append(node)
-    return replace(graph, nodes=tuple(nodes))
+    return _seeded(replace(graph, nodes=tuple(nodes)))
 
 
 def training(graph: Graph, microbatches: int = 1) -> Graph:
@@ -59,18 +60,28 @@ def training(graph: Graph, microbatches: int = 1) -> Graph:
             f" {microbatches} microbatches would change them",
             help=["one microbatch, or an export in evaluation mode"],
         )
+    return _seeded(graph)
+
+
+def _seeded(graph: Graph) -> Graph:
+    """With a seed handed on through all nodes that draw and have none."""
     read = {n for node in graph.nodes for n in node.inputs} | set(graph.outputs)
-    if not any(_drops(n) and not _used(n, read) for n in graph.nodes):
+    drawing = {
+        n.id for n in graph.nodes if _draws(n) or (_drops(n) and not _used(n, read))
+    }
+    if not drawing:
         return graph
     seed = _free(SEED, graph)
     tensors = {**graph.tensors, seed: Tensor(seed, (), "int32", "input")}
     nodes: list[Node] = []
     at = seed
     for node in graph.nodes:
-        if _drops(node) and not _used(node, read):
+        if node.id in drawing:
             after = f"{node.outputs[0]}/seed"
             tensors[after] = Tensor(after, (), "int32")
-            node = replace(node, inputs=(node.inputs[0], at), outputs=(node.outputs[0], after))
+            node = replace(
+                node, inputs=(*node.inputs[:1], at), outputs=(node.outputs[0], after)
+            )
             at = after
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes), tensors=tensors, inputs=(*graph.inputs, seed))
@@ -99,6 +110,10 @@ def mode_notes(graph: Graph) -> tuple[str, ...]:
 
 def _drops(node: Node) -> bool:
     return node.op == "Dropout" and bool(node.attrs.get("training_mode"))
+
+
+def _draws(node: Node) -> bool:
+    return node.op in ("RandomUniform", "RandomNormal") and not node.inputs
 
 
 def _used(node: Node, read: set[str]) -> bool:

@@ -495,6 +495,35 @@ def test_exports_in_evaluation_mode_say_so(text: str, words: str, tmp_path: Path
     )
 
 
+DROP_PATH = """(float[4,16] x) => (float[4,8] y) {
+    h = MatMul(x, w) e = ConstantOfShape(samples) r = RandomUniformLike(e) kept = Less(r, p)
+    k = Cast <to = 1> (kept) s = Div(k, p) d = Mul(h, s) n = RandomNormalLike(d) y = Add(d, n) }"""
+
+
+@pytest.mark.parametrize("workload", ["train", "infer"])
+def test_what_a_model_draws_comes_from_seeds_at_any_batch(workload: str) -> None:
+    """Torch writes stochastic depth and noise so: they were kept whole, at the exported batch, and
+    no program could be written."""
+    made = model(
+        DROP_PATH, samples=np.array([4, 1]), p=np.array(0.75, np.float32), w=rand(16, 8)
+    )
+    graph = open_model(made, 8, workload=workload, batch=64).graph()
+    drawn = [n for n in graph.nodes if n.op.startswith("Random")]
+    assert [graph.tensors[n.outputs[0]].shape for n in drawn] == [(64, 1), (64, 8)]
+    assert drawn[0].inputs == ("dropout_seed",) and drawn[1].inputs == (drawn[0].outputs[1],)
+
+
+def test_what_is_drawn_spreads_as_asked() -> None:
+    from planner.emit.runtime.kernels.nets import normal, uniform
+
+    place = ((400, 500), "float32", [0, 0], [500, 1])
+    u, seed = uniform(np.int32(3), -1.0, 3.0, *place)
+    n, _ = normal(np.int32(3), 2.0, 0.5, *place)
+    assert seed == 4 and u.min() >= -1 and u.max() < 3
+    assert abs(u.mean() - 1) < 0.02 and abs(u.var() - 16 / 12) < 0.02
+    assert abs(n.mean() - 2) < 0.01 and abs(n.std() - 0.5) < 0.01
+
+
 def test_a_number_that_trains_is_written_without_dims(tmp_path: Path) -> None:
     """The program holds stored weights to the model's shapes: CLIP's temperature was [1] in the
     file and refused."""

@@ -213,7 +213,7 @@ def behind(
             if at >= 0 and draft.shape(op.inputs[0])[at] == n and n != 1
             else []
         )
-    if op.op == "ConstantOfShape" or (
+    if op.op in ("ConstantOfShape", "RandomUniform", "RandomNormal") or (
         op.op == "Tile" and factors[0] == 0 and op.attrs["repeats"][axis] == old > 1
     ):  # whole copies, one for each sample
         return []

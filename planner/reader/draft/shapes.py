@@ -63,6 +63,8 @@ _OPERANDS = {
     "DeformConv": 3,
     "Range": 0,
     "ConstantOfShape": 0,
+    "RandomUniform": 0,
+    "RandomNormal": 0,
 }
 
 
@@ -500,6 +502,8 @@ _RULES: dict[str, Callable[[Mapping[str, Any], Types, Any], list[Type]]] = {
     "ArgMin": _arg,
     "Range": _made,
     "ConstantOfShape": _made,
+    "RandomUniform": _made,
+    "RandomNormal": _made,
     "BatchNormalization": _batch_norm,
     "LSTM": _recurrent(4),
     "GRU": _recurrent(3),

@@ -11,6 +11,7 @@ from planner.reader.lower.contrib import CONTRIB
 from planner.reader.lower.contrib_attention import CONTRIB_ATTENTION
 from planner.reader.lower.contrib_fused import CONTRIB_FUSED
 from planner.reader.lower.control import CONTROL
+from planner.reader.lower.draws import DRAWS
 from planner.reader.lower.einsum import einsum
 from planner.reader.lower.experts import moe
 from planner.reader.lower.index import INDEX
@@ -23,7 +24,7 @@ from planner.reader.lower.shape import SHAPE
 
 TABLE: dict[tuple[str, str], Callable[[Call], None]] = {
     ("", op): rule
-    for rules in (MATH, SHAPE, INDEX, NETS, ATTENTION, RARE, CONTROL, SEQUENCE)
+    for rules in (MATH, SHAPE, INDEX, NETS, ATTENTION, RARE, CONTROL, SEQUENCE, DRAWS)
     for op, rule in rules.items()
 }
 TABLE["", "Einsum"] = einsum

@@ -43,6 +43,9 @@ def finish(draft: Draft) -> Graph:
     """Decides what every leaf is and freezes the draft. Raises PlanError when nothing is left to
     plan."""
     drop_copies(draft)
+    for op in draft.ops:
+        if op.op in ("RandomUniform", "RandomNormal"):
+            op.inputs = []  # whose shape it took: the batch was followed
     uses = resolve_ties(draft)
     trainable = {u.leaf for u in uses}
     _fold_rest(draft, trainable)

@@ -284,22 +284,42 @@ def lstm(x, w, r, b, h0, c0, direction):
     return jnp.stack(ys, 1), jnp.stack(hs), jnp.stack(cs)
 
 
-def dropout(x, seed, ratio, starts, strides):
-    """x with a fraction `ratio` of its elements dropped and the rest scaled up; and the next seed.
-
-    An element is dropped by a hash of the seed and of its global index (first local element at
-    `starts`), so that pieces agree with the whole.
-    """
+def drawn_bits(seed, shape, starts, strides):
+    """24 bits for each element, a hash of the seed and of the element's global index (first local
+    element at `starts`), so that pieces agree with the whole."""
 
     def mixed(h):
         h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
         h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
         return h ^ (h >> 16)
 
-    index = jnp.uint32(0)
+    index = jnp.zeros(shape, jnp.uint32)
     for d, (start, stride) in enumerate(zip(starts, strides, strict=True)):
         index = index + (
-            jnp.uint32(start) + lax.broadcasted_iota(jnp.uint32, x.shape, d)
+            jnp.uint32(start) + lax.broadcasted_iota(jnp.uint32, shape, d)
         ) * jnp.uint32(stride)
-    chance = mixed(mixed(index) + jnp.uint32(seed) * jnp.uint32(0x9E3779B9)) >> 8
+    return mixed(mixed(index) + jnp.uint32(seed) * jnp.uint32(0x9E3779B9)) >> 8
+
+
+def dropout(x, seed, ratio, starts, strides):
+    """x with a fraction `ratio` of its elements dropped and the rest scaled up; and the next
+    seed."""
+    chance = drawn_bits(seed, x.shape, starts, strides)
     return jnp.where(chance >= jnp.uint32(ratio * 2**24), x / (1 - ratio), 0), seed + 1
+
+
+def uniform(seed, low, high, shape, dtype, starts, strides):
+    """Numbers from low up to high; and the next seed."""
+    share = drawn_bits(seed, shape, starts, strides).astype(jnp.float32) / 2**24
+    return (low + (high - low) * share).astype(dtype), seed + 1
+
+
+def normal(seed, mean, scale, shape, dtype, starts, strides):
+    """Numbers of the normal distribution, of two uniform ones each (Box and Muller); and the next
+    seed."""
+    radius, angle = (
+        (drawn_bits(seed ^ salt, shape, starts, strides).astype(jnp.float32) + 0.5) / 2**24
+        for salt in (0, 0x5BD1E995)
+    )
+    drawn = jnp.sqrt(-2 * jnp.log(radius)) * jnp.cos(2 * np.pi * angle)
+    return (mean + scale * drawn).astype(dtype), seed + 1
