@@ -11,7 +11,6 @@ from planner.ops.base import Call, NoRule, Operator, jnp_dtype, register
 from planner.ops.pointwise import letters
 from planner.sharding.rule import KernelCollective, Rule, parse
 
-
 _SEED_LIMIT = 2**31 - 1  # any seed will do
 
 

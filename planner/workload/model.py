@@ -22,6 +22,7 @@ from planner.graph.rescale import Scaled, same
 from planner.graph.value_digest import value_bytes
 from planner.reader import read_model
 from planner.reader.onnx.file import load
+from planner.reader.onnx.norm_records import folded_norms
 from planner.support.model_folder import model_file
 from planner.workload.host_tables import with_host_tables
 from planner.workload.routing import Spread, with_routing
@@ -243,6 +244,12 @@ class Model:
 
         return Checked.of(self.proto, self.folder)
 
+    @cached_property
+    def _folded(self) -> int | None:
+        """Layers of BatchNormalization that the exporter folded away; None where it is not
+        recorded."""
+        return folded_norms(self.proto.graph)
+
     def _chosen(self, graph: Graph) -> Graph:
         """The graph with ties, adapters and the choice of what trains."""
 
@@ -257,7 +264,7 @@ class Model:
         if w.kind == "infer":
             return graph
         if self.folder is not None and self.proto.producer_name and not self.written:
-            graph = replace(graph, notes=(*graph.notes, *mode_notes(graph)))
+            graph = replace(graph, notes=(*graph.notes, *mode_notes(graph, self._folded)))
         from planner.workload.loss import left_out
 
         return replace(graph, notes=(*graph.notes, *left_out(graph, w.loss, w.logits)))

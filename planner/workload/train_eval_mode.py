@@ -66,9 +66,7 @@ def training(graph: Graph, microbatches: int = 1) -> Graph:
 def _seeded(graph: Graph) -> Graph:
     """With a seed handed on through all nodes that draw and have none."""
     read = {n for node in graph.nodes for n in node.inputs} | set(graph.outputs)
-    drawing = {
-        n.id for n in graph.nodes if _draws(n) or (_drops(n) and not _used(n, read))
-    }
+    drawing = {n.id for n in graph.nodes if _draws(n) or (_drops(n) and not _used(n, read))}
     if not drawing:
         return graph
     seed = _free(SEED, graph)
@@ -79,25 +77,32 @@ def _seeded(graph: Graph) -> Graph:
         if node.id in drawing:
             after = f"{node.outputs[0]}/seed"
             tensors[after] = Tensor(after, (), "int32")
-            node = replace(
-                node, inputs=(*node.inputs[:1], at), outputs=(node.outputs[0], after)
-            )
+            node = replace(node, inputs=(*node.inputs[:1], at), outputs=(node.outputs[0], after))
             at = after
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes), tensors=tensors, inputs=(*graph.inputs, seed))
 
 
-def mode_notes(graph: Graph) -> tuple[str, ...]:
+def mode_notes(graph: Graph, folded: int | None = None) -> tuple[str, ...]:
     """What training an export in evaluation mode means, a sentence; nothing for one in training
-    mode."""
+    mode that has kept its norms. folded: layers of BatchNormalization that the exporter folded
+    away, where that is recorded."""
     norms = [n for n in graph.nodes if n.op == "BatchNormalization"]
-    if any(_drops(n) for n in graph.nodes) or any(n.attrs.get("training_mode") for n in norms):
-        return ()
-    if norms:
+    live = any(_drops(n) or n.op == "RandomUniform" for n in graph.nodes)
+    live |= any(n.attrs.get("training_mode") for n in norms)
+    kept = ""
+    if folded:
+        kept = (
+            f"{folded} BatchNormalization {'layers are' if folded > 1 else 'layer is'} folded into"
+            " neighbours (torch.onnx.export(..., dynamo=True, optimize=False) keeps them)"
+        )
+    elif norms and not live:
         kept = f"{len(norms)} BatchNormalization nodes keep the running statistics of the export"
-    elif any(n.op in ("Conv", "ConvTranspose") for n in graph.nodes):
+    elif folded is None and any(n.op in ("Conv", "ConvTranspose") for n in graph.nodes):
         kept = "BatchNormalization, where the model had any, is folded into its neighbours"
-    else:
+    if live:
+        return (Finding("training", f"the exporter's doing: {kept}"),) if folded else ()
+    if not kept:
         return ("exported in evaluation mode, or without dropout: it trains without dropout",)
     return (
         Finding(

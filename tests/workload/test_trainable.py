@@ -495,6 +495,42 @@ def test_exports_in_evaluation_mode_say_so(text: str, words: str, tmp_path: Path
     )
 
 
+CALL = (
+    "%n : [num_users=3] = call_function[target=torch.ops.aten._native_batch_norm_legit{}.default]"
+    "(args = (%c, %p_weight, %p_bias, %b_mean, %b_var, {}0.1, 1e-05), kwargs = {{}})"
+)
+
+
+def with_call(text: str, operator: str, call: str, **arrays: np.ndarray) -> onnx.ModelProto:
+    """As torch's dynamo exporter writes it, with its record of the call of batch_norm."""
+    made = model(f"(float[8,4,8,8] x) => (float[8,4,8,8] y) {{ {text} }}", **arrays)
+    made.producer_name = "pytorch"
+    for node in made.graph.node:
+        other = f"%{node.name} : [num_users=1] = call_function[target=torch.ops.aten.relu.default]"
+        value = call if node.op_type == operator else other
+        node.metadata_props.add(key="pkg.torch.onnx.fx_node", value=value)
+    return made
+
+
+def test_norms_that_the_exporter_folded_or_froze_are_told_by_its_records(tmp_path: Path) -> None:
+    """It writes those of a module in training mode as in evaluation, and folds them."""
+    vectors = {k: np.ones(4, np.float32) for k in "sbmv"}
+    text = "y = BatchNormalization(x, s, b, m, v)"
+    modes = []
+    for call in (CALL.format("_functional", "True, "), CALL.format("_no_training", "")):
+        graph = read_model(with_call(text, "BatchNormalization", call, **vectors))
+        modes.append(graph.nodes[0].attrs["training_mode"])
+    assert modes == [1, 0]
+    conv = "c = Conv <pads = [1,1,1,1]> (x, w) y = Relu(c)"
+    for call, told in (
+        (CALL.format("_functional", "True, "), "1 BatchNormalization layer is folded"),
+        ("%c : [num_users=1] = call_function[target=torch.ops.aten.conv2d.default]", "or without"),
+    ):
+        onnx.save(with_call(conv, "Conv", call, w=rand(4, 4, 3, 3)), tmp_path / "m.onnx")
+        notes = open_model(tmp_path / "m.onnx", 1).plain.notes
+        assert any(told in n for n in notes) and not any("had any" in n for n in notes)
+
+
 DROP_PATH = """(float[4,16] x) => (float[4,8] y) {
     h = MatMul(x, w) e = ConstantOfShape(samples) r = RandomUniformLike(e) kept = Less(r, p)
     k = Cast <to = 1> (kept) s = Div(k, p) d = Mul(h, s) n = RandomNormalLike(d) y = Add(d, n) }"""
@@ -504,9 +540,7 @@ DROP_PATH = """(float[4,16] x) => (float[4,8] y) {
 def test_what_a_model_draws_comes_from_seeds_at_any_batch(workload: str) -> None:
     """Torch writes stochastic depth and noise so: they were kept whole, at the exported batch, and
     no program could be written."""
-    made = model(
-        DROP_PATH, samples=np.array([4, 1]), p=np.array(0.75, np.float32), w=rand(16, 8)
-    )
+    made = model(DROP_PATH, samples=np.array([4, 1]), p=np.array(0.75, np.float32), w=rand(16, 8))
     graph = open_model(made, 8, workload=workload, batch=64).graph()
     drawn = [n for n in graph.nodes if n.op.startswith("Random")]
     assert [graph.tensors[n.outputs[0]].shape for n in drawn] == [(64, 1), (64, 8)]

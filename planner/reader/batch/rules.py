@@ -384,7 +384,7 @@ RULES: dict[str, Rule] = {
         - {"ScatterElements", "ScatterND", "InstanceNormalization", "GroupNormalization"},
         _same,
     ),
-    **dict.fromkeys(words("Cast IsNaN Not Dropout QuantizeLinear DequantizeLinear RandomUniform RandomNormal"), _same),
+    **dict.fromkeys(words("Cast IsNaN Not Dropout QuantizeLinear DequantizeLinear"), _same),
     **dict.fromkeys(ARITHMETIC | COMPARE | LOGIC | {"Where"}, _broadcast),
     **dict.fromkeys(REDUCE, _reduce),
     "MatMul": _matmul,

@@ -34,15 +34,11 @@ def _draw(call: Call, op: str, spread: dict[str, float]) -> None:
 
 
 def _uniform(call: Call) -> None:
-    _draw(
-        call, "RandomUniform", {"low": call.attr("low", 0.0), "high": call.attr("high", 1.0)}
-    )
+    _draw(call, "RandomUniform", {"low": call.attr("low", 0.0), "high": call.attr("high", 1.0)})
 
 
 def _normal(call: Call) -> None:
-    _draw(
-        call, "RandomNormal", {"mean": call.attr("mean", 0.0), "scale": call.attr("scale", 1.0)}
-    )
+    _draw(call, "RandomNormal", {"mean": call.attr("mean", 0.0), "scale": call.attr("scale", 1.0)})
 
 
 def _bernoulli(call: Call) -> None:

@@ -12,6 +12,7 @@ from planner.reader.draft.draft import FOLD_ELEMENTS
 from planner.reader.draft.shapes import ShapeError
 from planner.reader.lower.call import Call, Unsupported
 from planner.reader.lower.opaque import keep_or_expand
+from planner.reader.onnx.norm_records import in_training
 
 Rule = Callable[[Call], None]
 
@@ -177,6 +178,7 @@ def _batch_norm(call: Call) -> None:
     )
     if call.opset < 14 and any(call.wants(k) for k in range(1, 5)):
         training = 1
+    training = training or int(in_training(call.node.proto))
     if call.attr("spatial", 1) == 0:
         raise Unsupported("statistics per element (spatial = 0)")
     momentum, epsilon = float(call.attr("momentum", 0.9)), float(call.attr("epsilon", 1e-5))
