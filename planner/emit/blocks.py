@@ -111,7 +111,8 @@ def _block_function(
         f"{v} {c.layout.spell([f'd{i}' for i in range(len(c.layout.dims))])}"
         for v, (_, c) in zip(carried, carries, strict=True)
     )
-    what = comment(f"{table.what}, one of {block.repeats}; carries {layouts}", 160)
+    which = f"one of {block.repeats}" if block.repeats > 1 else "one layer"
+    what = comment(f"{table.what}, {which}; carries {layouts}", 160)
     return Function(f"{w.prefix}block{w.blocks.index(block)}", f"{what}.", inner, (*carried, "w"))
 
 

@@ -66,7 +66,9 @@ def collect_parameters(w: Writer) -> None:
 
 def template(labels: list[str]) -> str:
     """A common label with `*` where the repeats differ (layers.*.attn.q.weight); the first label
-    when they do not line up."""
+    when they do not line up, or where there is one repeat."""
+    if len(labels) == 1:
+        return labels[0]
     rows = [label.split(".") for label in labels]
     if len({len(r) for r in rows}) != 1 or len(rows[0]) < 2:
         return labels[0] + " (stacked)"

@@ -14,6 +14,7 @@ from planner.execution.layout_flow import Flow
 from planner.execution.pipeline import Pipeline
 from planner.execution.techniques import WRITTEN_OUT
 from planner.graph.ir import Graph
+from planner.graph.repeats import passed_through
 from planner.sharding.layout import Layout, ReshardTree, tree_over
 
 
@@ -233,8 +234,10 @@ class _Repeats:
 
     def _read(self, reader: str, names: tuple[str, ...]) -> str:
         """Sort in one operand, by its name in every repeat."""
-        name, *later = names
-        if name == later[0] and len(set(names)) == 1:
+        name = names[0]
+        if self.repeats == 1:
+            return self._read_once(reader, name)
+        if len(set(names)) == 1:
             if name in self.made:  # one repeat's value cannot be an argument of them all
                 return f"{name} is made in one repeat and read by others"
             self.shared[name] = None
@@ -257,6 +260,19 @@ class _Repeats:
         if makers[1:] != self._in_repeats(entering, self.repeats - 1):
             return elsewhere
         return "" if self.enters.setdefault(entering, name) == name else elsewhere
+
+    def _read_once(self, reader: str, name: str) -> str:
+        """Sort in an operand of a block that is there once."""
+        graph = self.graph
+        if name in graph.weights and name not in graph.constants:
+            self.weights[name,] = reader
+        elif name not in self.made:
+            through = passed_through(graph, self.first, self.end)
+            if through and name == through[0]:
+                self.enters[self.made[through[1]]] = name
+            else:
+                self.shared[name] = None
+        return ""
 
     def entering_twice(self) -> str:
         """A tensor that a repeat hands on to the next, which all repeats read too, or that enters

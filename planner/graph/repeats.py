@@ -7,6 +7,7 @@ can carry gradients, and every operand is either
     first repeat may come from anywhere earlier), a weight of its own (same shape), or the very same
     tensor (a mask, a rotary table) made before the run.
 A run (first, p, repeats) is a stretch where nodes first .. first + p * (repeats - 1) - 1 all match.
+A single layer before a run that begins as its blocks do is a run of one.
 Runs are disjoint, longest coverage first. Found from the distances between equal signatures, so the
 cost is linear in nodes times a handful of candidate periods: those between neighbours, and those
 over several where a layer in four has less in it than the others (no rotary embedding) and nothing
@@ -176,7 +177,55 @@ def find_runs(graph: Graph) -> tuple[tuple[int, int, int], ...]:
     for _, start, p, repeats in sorted(found, key=lambda f: (-f[0], f[2], f[1])):
         if all(start + p * repeats <= a or start >= a + q * r for a, q, r in runs):
             runs.append((start, p, repeats))
-    return tuple(sorted(runs))
+    runs.sort()
+    return tuple(sorted([*_leading_layers(graph, wiring.kind, runs), *runs]))
+
+
+def _leading_layers(
+    graph: Graph, kind: np.ndarray, runs: Sequence[tuple[int, int, int]]
+) -> list[tuple[int, int, int]]:
+    """Single layers right before runs that begin as theirs do and end otherwise (a dense layer
+    before those with experts), each as a run of one: they are recomputed as the others are. Only
+    what one tensor goes through, and leaves in the same shape, is such a layer."""
+    found = list[tuple[int, int, int]]()
+    behind = 0
+    for first, p, repeats in runs if graph.trainable else ():
+        alike = {
+            s: _same_for(kind[s:first], kind[first : first + p])
+            for s in range(behind, first)
+            if kind[s] == kind[first]
+        }
+        start = max(alike, key=lambda s: (alike[s], s), default=first)
+        if alike.get(start, 0) >= MIN_SAVED and passed_through(graph, start, first):
+            found.append((start, first - start, 1))
+        behind = first + p * repeats
+    return found
+
+
+def _same_for(a: np.ndarray, b: np.ndarray) -> int:
+    """How many nodes are alike from the beginning of both on."""
+    n = min(len(a), len(b))
+    other = np.flatnonzero(a[:n] != b[:n])
+    return int(other[0]) if len(other) else n
+
+
+def passed_through(graph: Graph, start: int, end: int) -> tuple[str, str] | None:
+    """The tensor that goes through a stretch of nodes, as it enters and as it leaves: the only one
+    with a gradient that they read from outside, and the only result that is read behind them, in
+    one shape. None where there is more than that."""
+    nodes, trained = graph.nodes[start:end], graph.reached(graph.trainable)
+    made = {o for node in nodes for o in node.outputs if o}
+    read = {name for node in nodes for name in node.inputs}
+    entering = [n for n in read - made if n in trained and n not in graph.weights]
+    leaving = [
+        name
+        for name in made
+        if name in graph.outputs or any(k >= end for k, _ in graph.consumers.get(name, ()))
+    ]
+    if len(entering) != 1 or len(leaving) != 1:
+        return None
+    a, b = graph.tensors[entering[0]], graph.tensors[leaving[0]]
+    return (a.name, b.name) if (a.shape, a.dtype) == (b.shape, b.dtype) else None
 
 
 def _periods(kind: np.ndarray) -> list[int]:

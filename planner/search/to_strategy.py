@@ -315,7 +315,9 @@ def block_table(graph: Graph, flow: Flow, base: GraphFacts) -> tuple[dict[str, A
 def numbering(graph: Graph, first: int, period: int, repeats: int) -> dict[str, Any]:
     """{"scope": "/model/layers.", "step": 1} where the number behind one prefix rises by `step`
     from repeat to repeat in the ids of all of a block's nodes and nothing else in them differs;
-    nothing where ids are made otherwise."""
+    nothing where ids are made otherwise, or of a layer that is there once."""
+    if repeats == 1:
+        return {}
     ids = [[graph.nodes[first + r * period + j].id for r in range(repeats)] for j in range(period)]
     other = ids[0][1]
     at = next((k for k, (a, b) in enumerate(zip(ids[0][0], other, strict=False)) if a != b), 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.execution.loops import carried_tensors
+from planner.execution.loops import carried_tensors, loopable_blocks
 from planner.graph.ir import Graph, Node, Tensor
 from planner.graph.repeats import classes, find_runs, hoist
 
@@ -123,6 +123,35 @@ def test_a_first_layer_that_is_read_behind_the_blocks_stands_apart() -> None:
     graph = net.graph()
     assert find_runs(graph) == ((5, 4, 4),)
     assert carried_tensors(graph, ((5, 4, 4),))
+
+
+def layered(net: Net, first: str, others: int) -> Graph:
+    """One layer that ends with `first`, then so many that end with Relu, all the same before."""
+    x = net.add("MatMul", "x", net.weight())
+    for k in range(1 + others):
+        h = x
+        for op in ("Sin", "Cos", "Abs", "Neg", "Tanh"):
+            h = net.add(op, net.add("MatMul", h, net.weight()))
+        h = net.add("Relu" if k else first, h)
+        x = net.add("Add", h, x)
+    return net.graph()
+
+
+def test_single_layer_before_others_like_it_is_a_run_of_one():
+    # DeepSeek-V2's dense layer before those with experts: recomputed as the others are.
+    graph = layered(Net(), "Exp", 4)
+    assert find_runs(graph) == ((1, 12, 1), (13, 12, 4))
+    lone, run = loopable_blocks(graph, find_runs(graph))
+    assert carried_tensors(graph, (lone,)) == {graph.nodes[12].outputs[0]}
+    assert run[2] == 4
+
+
+def test_layer_whose_inside_is_read_elsewhere_is_no_run():
+    net = Net()
+    graph = layered(net, "Exp", 4)
+    inside = graph.nodes[11].outputs[0]  # of the first layer: read behind all others
+    net.add("Add", inside, graph.nodes[-1].outputs[0])
+    assert find_runs(net.graph()) == ((13, 12, 4),)
 
 
 def test_value_made_inside_a_run_is_not_shared_by_it():
