@@ -16,6 +16,7 @@ from planner.machine.topology import from_json
 from planner.verify import worker
 from planner.whatif.reprice import open_recorded, reprice
 from planner.workload.open import open_model
+from tests.verify.in_process import compared
 
 EAGER = str(Path(__file__).parents[2] / "benchmarks" / "eager.toml")
 TINY = "zoo:deepseek-tiny,layers=6,dense_layers=3"
@@ -95,3 +96,24 @@ def test_one_row_a_device_of_deepseek_v3_keeps_what_its_stages_hold() -> None:
     assert 31 * 4096 * 7168 * 2 < kept < 12 * GIB
     assert made.techniques["microbatches"] == 120  # one row a device, found unasked
     assert made.costs["fit"] != "no" and made.costs["distinct_work"] > 0.6
+
+
+def test_a_single_dense_layer_is_recomputed_by_name_as_the_others() -> None:
+    """DeepSeek-V2 and Kimi K2 have one: its block is there once, and its program is exact."""
+    tiny = "zoo:deepseek-tiny,layers=3,dense_layers=1"
+    pins = "dp=4,tp=2,recompute=save:context"
+    made = planner.plan(tiny, devices=8, batch=8, precision="fp32", baselines=False, pins=pins)
+    assert [block["repeats"] for block in made.blocks] == [1, 2]
+    found = compared(made, tiny)
+    assert max(found.outputs, found.gradients) < 1e-5
+
+
+def test_a_single_dense_layer_holds_no_more_than_one_of_several() -> None:
+    def saved(dense_layers: int) -> float:
+        model = f"zoo:deepseek-tiny,layers=6,dense_layers={dense_layers},seq=512"
+        made = planner.plan(
+            model, devices=1, batch=8, baselines=False, pins="recompute=block,micro=1"
+        )
+        return made.cost.memory_breakdown_bytes["activations"]
+
+    assert saved(1) < 1.1 * saved(2)
