@@ -27,6 +27,7 @@ def evaluation(graph: Graph) -> Graph:
     """The graph as inference runs it. Running statistics asked for as outputs keep a
     BatchNormalization live."""
     read = {n for node in graph.nodes for n in node.inputs} | set(graph.outputs)
+    data = graph.reached(graph.inputs)  # filters are standardised in evaluation, too
     renamed: dict[str, str] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -39,6 +40,7 @@ def evaluation(graph: Graph) -> Graph:
         elif (
             node.op == "BatchNormalization"
             and node.attrs.get("training_mode")
+            and node.inputs[0] in data
             and not _used(node, read)
         ):
             node = replace(node, attrs={**node.attrs, "training_mode": 0}, outputs=node.outputs[:1])
@@ -49,11 +51,7 @@ def evaluation(graph: Graph) -> Graph:
 def training(graph: Graph, microbatches: int = 1) -> Graph:
     """The graph as a training step runs it. Raises PlanError for microbatches of a live
     BatchNormalization."""
-    live = next(
-        (n for n in graph.nodes if n.op == "BatchNormalization" and n.attrs.get("training_mode")),
-        None,
-    )
-    if live is not None and microbatches > 1:
+    if microbatches > 1 and (live := _of_batch(graph)) is not None:
         raise PlanError(
             "P037",
             f"node {live.id!r} (BatchNormalization) uses statistics of the whole batch:"
@@ -61,6 +59,13 @@ def training(graph: Graph, microbatches: int = 1) -> Graph:
             help=["one microbatch, or an export in evaluation mode"],
         )
     return _seeded(graph)
+
+
+def _of_batch(graph: Graph) -> Node | None:
+    """A live BatchNormalization of data: filters that are standardised know no batch."""
+    live = [n for n in graph.nodes if n.op == "BatchNormalization" and n.attrs.get("training_mode")]
+    data = graph.reached(graph.inputs) if live else set[str]()
+    return next((n for n in live if n.inputs[0] in data), None)
 
 
 def _seeded(graph: Graph) -> Graph:

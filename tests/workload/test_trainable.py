@@ -20,6 +20,7 @@ from planner.reader import read_model
 from planner.report.parameters import parameter_table
 from planner.verify.numerics import Twin, compare, load_program, seeded_values
 from planner.workload.open import open_model
+from planner.workload.train_eval_mode import training
 from planner.workload.trainable import choose
 from planner.workload.weights import load
 from tests.reader.reader_models import model, rand, same
@@ -493,6 +494,48 @@ def test_exports_in_evaluation_mode_say_so(text: str, words: str, tmp_path: Path
     assert not any(
         "dropout" in n for n in open_model(tmp_path / "m.onnx", 1, workload="infer").plain.notes
     )
+
+
+def test_filters_that_are_standardised_train() -> None:
+    """Weight standardisation (BiT, NFNet) is batch norm over filters: nothing before it trained,
+    and nothing said so."""
+    made = model(
+        "(float[2,4,8,8] x) => (float[2,6,6,6] y) { f = Reshape(w, flat)"
+        " n = BatchNormalization(f, gain, zeros, mean, var) k = Reshape(n, back) y = Conv(x, k) }",
+        w=rand(6, 4, 3, 3),
+        gain=np.ones(6, np.float32),
+        zeros=rand(6),
+        mean=rand(6),
+        var=np.ones(6, np.float32),
+        flat=np.array([1, 6, 36]),
+        back=np.array([6, 4, 3, 3]),
+    )
+    assert read_model(made).trainable == {"w", "gain"}
+    made.graph.node[1].attribute.add(name="training_mode", type=2, i=1)
+    training(read_model(made), microbatches=2)  # no statistics of the batch
+
+
+def test_a_network_over_a_table_trains_with_its_biases() -> None:
+    """Swin v2 makes its biases of positions so, and sets a part of another to zero."""
+    made = model(
+        "(float[2,9,8] x) => (float[2,9,8] y) { h = MatMul(table, cpb.weight) b = Add(h, cpb.bias)"
+        " r = Relu(b) t = MatMul(r, cpb2.weight) z = ScatterND(qkv.bias, at, none)"
+        " m = MatMul(x, qkv.weight) s = Add(m, z) y = Add(s, t) }".replace(".", "_"),
+        table=rand(9, 2),
+        cpb_weight=rand(2, 16),
+        cpb_bias=rand(16),
+        cpb2_weight=rand(16, 8),
+        qkv_weight=rand(8, 8),
+        qkv_bias=rand(8),
+        at=np.array([[0], [1]]),
+        none=np.zeros(2, np.float32),
+    )
+    dotted = {n: n.replace("_", ".") for n in ("cpb_weight", "cpb_bias", "cpb2_weight", "qkv_bias")}
+    for tensor in made.graph.initializer:
+        tensor.name = dotted.get(tensor.name, tensor.name)
+    for node in made.graph.node:
+        node.input[:] = [dotted.get(n, n) for n in node.input]
+    assert set(dotted.values()) < read_model(made).trainable
 
 
 CALL = (

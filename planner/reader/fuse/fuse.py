@@ -13,13 +13,14 @@ from planner.reader.fuse.experts_one_by_one import experts_each
 from planner.reader.fuse.matcher import Finder
 from planner.reader.fuse.norms import group_norms, norms
 from planner.reader.fuse.rows import bags
+from planner.reader.fuse.windows import windows
 
 
 def fuse(draft: Draft, as_written: bool = False) -> None:
     """Activations, norms, rotary embeddings, attention, routed experts; then the views they leave
     behind. as_written: the model runs as it is, and not in a program of ours, whose kernels of
     attention and experts are others than the compiler makes of what is written out."""
-    finder = Finder(draft)
+    finder = Finder(draft) if as_written else windows(Finder(draft))
     kernels = () if as_written else ((attentions,), (repeated_heads,), (experts, experts_each))
     for patterns in ((silus, gelus, bags), (norms, group_norms), (rotaries,), *kernels):
         for pattern in patterns:

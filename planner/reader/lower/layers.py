@@ -178,7 +178,8 @@ def _batch_norm(call: Call) -> None:
     )
     if call.opset < 14 and any(call.wants(k) for k in range(1, 5)):
         training = 1
-    training = training or int(in_training(call.node.proto))
+    if not training and call.draft.is_leaf(call.arg(3)):  # else the graph computes statistics
+        training = int(in_training(call.node.proto))
     if call.attr("spatial", 1) == 0:
         raise Unsupported("statistics per element (spatial = 0)")
     momentum, epsilon = float(call.attr("momentum", 0.9)), float(call.attr("epsilon", 1e-5))

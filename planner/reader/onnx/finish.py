@@ -36,7 +36,13 @@ _SLOTS["RoutedExperts"] = {
 }
 _OF_EIGHT_BITS = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul")
 SHOWN = 4  # names in a note
-_BUFFERS = ("running_mean", "running_var", "inv_freq", ".layer_scalar")  # the last of Gemma 4
+_BUFFERS = (
+    "running_mean",
+    "running_var",
+    "inv_freq",
+    ".layer_scalar",  # of Gemma 4
+    ".relative_coords_table",  # of Swin v2
+)
 
 
 def finish(draft: Draft) -> Graph:

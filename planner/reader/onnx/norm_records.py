@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+_TAKE_IN = ("Conv", "ConvTranspose", "Gemm")
 _KEY = "pkg.torch.onnx.fx_node"
 _CALL = re.compile(r"torch\.ops\.aten\._?native_batch_norm\w*\.\w+\]\(args = \((.*)\), kwargs")
 _TRAINS = re.compile(r", True, [\d.e+-]+, [\d.e+-]+$")
@@ -34,6 +35,4 @@ def folded_norms(graph: Any) -> int | None:
     records."""
     if not any(e.key == _KEY for node in graph.node for e in node.metadata_props):
         return None
-    return sum(
-        node.op_type != "BatchNormalization" and _call(node) is not None for node in graph.node
-    )
+    return sum(node.op_type in _TAKE_IN and _call(node) is not None for node in graph.node)

@@ -18,7 +18,7 @@ a Gather of rows that are known: the gates of a recurrent layer, which exporters
 and anywhere, through arithmetic with others too (a norm of its own, a scalar factor), when the file
 says that it is a parameter: by the exporter's record, or by a name that modules give to nothing
 else (planner.reader.onnx.records: class tokens, position embeddings, tables of relative positions,
-temperatures).
+temperatures; filters that are standardised).
 
 Not: what the file says is a buffer, running statistics, other scalars, other tables of rank two and
 more that are added or multiplied, anything quantised. Exporters merge initializers of equal value:
@@ -64,6 +64,11 @@ _ARITHMETIC = (
     "Where",
     "Einsum",
     "Resize",
+    "Relu",
+    "Gelu",
+    "Silu",
+    "ScatterND",
+    "BatchNormalization",
     *_NORMS,
 )
 """Operations behind which a leaf that the file says is a parameter is looked for."""
@@ -129,6 +134,8 @@ def slot_kind(draft: Draft, op: Op, slot: int, data: set[str]) -> str:
         return "weight" if slot == 1 else ""
     if kind in ("Gather", "GatherND"):
         return "weight" if slot == 0 else ""
+    if kind == "BatchNormalization" and op.inputs[0] not in data:
+        return "scale" if slot == 1 else ""  # filters that are standardised: no bias is learned
     if kind in _NORMS or kind == "BatchNormalization":
         return {1: "scale", 2: "bias"}.get(slot, "")
     if kind == "RoutedExperts":
@@ -272,7 +279,8 @@ def _told(draft: Draft, name: str, known: dict[str, tuple[str, ...]]) -> tuple[s
 def _table_of(op: Op) -> list[str]:
     """Operands behind which leaves are looked for: a norm's scale and bias have slots of their
     own."""
-    return op.inputs[:1] if op.op in _NORMS else [i for i in op.inputs if i]
+    own = op.op in (*_NORMS, "BatchNormalization")
+    return op.inputs[:1] if own else [i for i in op.inputs if i]
 
 
 def _told_kind(draft: Draft, op: Op, leaf: str) -> str:
@@ -320,7 +328,7 @@ def _origin(draft: Draft, name: str) -> tuple[str, bool]:
             k = 0 if draft.scalar(op.inputs[1]) is not None else 1
             if draft.scalar(op.inputs[1 - k]) is None:
                 return "", False
-        elif op.op in _THROUGH:
+        elif op.op in _THROUGH or op.op == "BatchNormalization":  # of filters: standardised ones
             k = 0
         else:
             return "", False
