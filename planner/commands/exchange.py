@@ -59,7 +59,8 @@ def export(args: argparse.Namespace) -> int:
     write_atomically(target, made.text)
     console.data(cost_of(made) + "\n")
     options = " ".join(options_of(strategy, configured=True))
-    console.say(f"wrote {target}   next: plan import {target} --model {source} {options}")
+    read = " ".join([str(target), *made.behind])
+    console.say(f"wrote {target}   next: plan import {read} --model {source} {options}")
     return 0
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +66,9 @@ def run(args: argparse.Namespace) -> int:
 
         text = _written(tuned, tuned.best[0].settings, target.suffix)
         write_atomically(target, _leaving_out(gone, target.suffix) + text)
+        read = " ".join([str(target), *_behind(tuned, tuned.best[0].settings, target.suffix)])
         console.say(
-            f"wrote {target}, the first of them   next: plan import {target} --model {args.model}"
+            f"wrote {target}, the first of them   next: plan import {read} --model {args.model}"
             f" {' '.join(options_of(tuned.best[0].strategy, configured=True))}"
         )
     return INTERRUPTED if stopped or tuned.stopped == "interrupt" else 0
@@ -94,11 +96,22 @@ def _leaving_out(gone: Sequence[str], suffix: str) -> str:
 
 
 def _written(tuned: Tuned, settings: Settings, suffix: str = "") -> str:
-    """Settings as their launcher's text, in the form that a file's ending says."""
+    """Settings as their launcher's text, in the form that a file's ending says. A precision that
+    not every form has words for stays as it is in the file."""
+    from planner.interop.precisions import IN_SOME_FORMS
     from planner.interop.price import LAUNCHERS, forms_of
 
     launcher = LAUNCHERS[tuned.launcher]
+    if settings.precision in IN_SOME_FORMS.get(tuned.launcher, ()):
+        settings = replace(settings, precision="")
     return str(forms_of(launcher).get(suffix, launcher.write)(settings, tuned.facts))
+
+
+def _behind(tuned: Tuned, settings: Settings, suffix: str) -> list[str]:
+    """What goes behind the file that has these settings."""
+    from planner.interop.price import LAUNCHERS, behind
+
+    return behind(LAUNCHERS[tuned.launcher], settings, suffix)
 
 
 def _compiled(
@@ -220,6 +233,11 @@ def _answer(tuned: Tuned) -> str:
     share, error = 100 * left[0], 100 * left[1]
     text = f"left on the table: {share:.1f} % ± {error:.1f}"
     if tuned.yours is not None and tuned.yours.strategy.costs["fit"] == "no":
+        if share <= 0:
+            return (
+                "by this price yours does not fit; the fastest that does takes"
+                f" {-share:.1f} % ± {error:.1f} longer"
+            )
         return f"{text}; by this price yours does not fit"
     return text + (", too little to be told apart from nothing" if share < error else "")
 
@@ -276,9 +294,17 @@ def _changes(
         settings: Settings = launcher.read(keys, topology.devices, domain_of(topology))[0]
         return settings
 
-    stages = getattr(launcher, "STAGE_KEYS", ())
-    of = Rewrite(tuned.yours.settings, best, before, after, written, read, stages)
-    return changes(configuration.keys, of)
+    stages, kinds = getattr(launcher, "STAGE_KEYS", ()), getattr(launcher, "KIND_KEYS", {})
+    of = Rewrite(tuned.yours.settings, best, before, after, written, read, stages, kinds)
+    lines, gone = changes(configuration.keys, of)
+    now, then = (_behind(tuned, s, suffix) for s in (tuned.yours.settings, best))
+    lines += [
+        f"{sign} behind it: {word}"
+        for old, new in zip(now, then, strict=True)
+        if old != new
+        for sign, word in (("-", old), ("+", new))
+    ]
+    return lines, gone
 
 
 def _ending(tuned: Tuned, suffix: str) -> str:

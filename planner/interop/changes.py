@@ -9,12 +9,13 @@ the file with its changes is read again: what is told gives the settings that we
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 
 from planner.errors import PlanError
 from planner.interop.keys import Keys, plain
+from planner.interop.python_config import CLASS
 from planner.interop.settings import Settings
 
 UNREADABLE = len(fields(Settings)) + 1
@@ -25,7 +26,8 @@ UNREADABLE = len(fields(Settings)) + 1
 class Rewrite:
     """From settings to better ones. before, after: both as the launcher's writer has them; written:
     the keys of the latter; read: keys -> settings; stages: keys that say how layers lie on
-    pipeline stages, of which a file has one way."""
+    pipeline stages, of which a file has one way; kinds: keys that say which others mean
+    anything, and those: where one changes, all that is written is new, and the others go."""
 
     yours: Settings
     best: Settings
@@ -34,6 +36,7 @@ class Rewrite:
     written: Keys
     read: Callable[[Keys], Settings]
     stages: Collection[str] = ()
+    kinds: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 
 def changes(given: Keys, of: Rewrite) -> tuple[list[str], list[str]]:
@@ -49,7 +52,10 @@ def changes(given: Keys, of: Rewrite) -> tuple[list[str], list[str]]:
         if name in gone:
             lines += [f"- {old}" for old in _as_it_stands(given, of, name)]
     return lines, [
-        where for name in given.names() if name in gone for where, _ in given.entries(name)
+        where.removesuffix(f".{CLASS}")
+        for name in given.names()
+        if name in gone
+        for where, _ in given.entries(name)
     ]
 
 
@@ -63,6 +69,11 @@ def _settled(given: Keys, of: Rewrite) -> tuple[set[str], set[str]]:
     gone = {n for x in old if (n := _key_of(x, given)) and n not in of.written}
     moved = (of.yours.stage, of.yours.virtual_stages) != (of.best.stage, of.best.virtual_stages)
     gone |= {n for n in of.stages if moved and n in given and n not in of.written}
+    for name, others in of.kinds.items():
+        if name in new and name in given:
+            added |= new
+            gone |= {n for n in others if n in given and n not in of.written}
+    gone = {n for n in gone if any(value is not None for _, value in given.entries(n))}
     wanted = _wanted(of.read(given), of)
 
     def apart(more: Collection[str], less: Collection[str]) -> int:
@@ -70,7 +81,13 @@ def _settled(given: Keys, of: Rewrite) -> tuple[set[str], set[str]]:
 
     left = apart((), ())
     while left:
-        mine = [n for n in given.names() if given.was_read(n) and n not in of.written]
+        mine = [
+            n
+            for n in given.names()
+            if given.was_read(n)
+            and n not in of.written
+            and any(value is not None for _, value in given.entries(n))
+        ]
         moves = [
             (apart(more, less), len(more) + len(less), more, less)
             for more, less in product(_none_or_one(new - added), _none_or_one(set(mine) - gone))
@@ -87,11 +104,13 @@ def _none_or_one(names: Collection[str]) -> list[tuple[str, ...]]:
 
 
 def _wanted(now: Settings, of: Rewrite) -> Settings:
-    """What a file that says `now` is to say: the better settings, where these differ from yours."""
+    """What a file that says `now` is to say: the better settings, where these differ from yours; a
+    precision that they do not say stays."""
     changed = {
         f.name: getattr(of.best, f.name)
         for f in fields(Settings)
         if getattr(of.yours, f.name) != getattr(of.best, f.name)
+        and (f.name != "precision" or of.best.precision)
     }
     return replace(now, **changed)
 
@@ -120,8 +139,9 @@ def _as_it_stands(given: Keys, of: Rewrite, name: str) -> list[str]:
     """A key of the file, as the writer has it where it does."""
     line: Sequence[str] = [x for x in _settings_of(of.before) if _key_of(x, given) == name]
     entries = given.entries(name)
-    if line and entries:
+    if line and entries and name not in of.kinds:
         return list(line)
+    entries = [(where.removesuffix(f".{CLASS}"), value) for where, value in entries]
     return [
         where
         if value is True

@@ -65,11 +65,13 @@ class Row:
 @dataclass(frozen=True)
 class Handover:
     """text: the settings; rows: the plan, the same under the splits that degrees mean, then
-    rounding by rounding; inexpressible: what the launcher has no setting for and no price has."""
+    rounding by rounding; inexpressible: what the launcher has no setting for and no price has;
+    behind: what goes behind the file where it is read again."""
 
     text: str
     rows: tuple[Row, ...]
     inexpressible: tuple[str, ...]
+    behind: tuple[str, ...] = ()
 
 
 def facts_of(model: str, topology: Topology, base: GraphFacts) -> Facts:
@@ -155,7 +157,12 @@ def hand_over(strategy: Strategy, source: str | Path, to: str, suffix: str = "")
         named = priced(model, replace(planned.request, baselines=False), settings).costs
         if any(named[key] != last.costs[key] for key in ("step_time_s", "memory_per_device_bytes")):
             rows.append(Row("weights that no style of a module cuts are whole", named))
-    return Handover(write(settings, facts), tuple(rows), tuple(inexpressible))
+    return Handover(
+        write(settings, facts),
+        tuple(rows),
+        tuple(inexpressible),
+        tuple(behind(launcher, settings, suffix)),
+    )
 
 
 def styled(model: Model, request: Request, settings: Settings, plan: Strategy) -> Settings:
@@ -168,6 +175,12 @@ def styled(model: Model, request: Request, settings: Settings, plan: Strategy) -
 def forms_of(launcher: ModuleType) -> Mapping[str, Callable[[Settings, Facts], str]]:
     """Suffix of a file -> what writes it, beside the form that `write` has."""
     return getattr(launcher, "FORMS", {})
+
+
+def behind(launcher: ModuleType, settings: Settings, suffix: str) -> list[str]:
+    """What goes behind a file that ends so, of which the file itself does not speak."""
+    write = getattr(launcher, "BEHIND", {}).get(suffix)
+    return [] if write is None else list(write(settings))
 
 
 def form_of(launcher: ModuleType, suffix: str) -> Callable[[Settings, Facts], str]:

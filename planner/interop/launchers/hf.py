@@ -146,6 +146,16 @@ def _flags(precision: str) -> dict[str, bool]:
     return known[precision]
 
 
+def behind(s: Settings) -> list[str]:
+    """What goes behind a configuration of accelerate: rows, microbatches and recompute are the
+    program's."""
+    return [
+        f"per_device_train_batch_size={s.rows}",
+        f"gradient_accumulation_steps={s.microbatches}",
+        f"gradient_checkpointing={str(s.recompute == 'block').lower()}",
+    ]
+
+
 def write_accelerate(s: Settings, facts: Facts) -> str:
     """The settings as a configuration of `accelerate launch`; rows and microbatches are the
     program's, and stand in its first line as they go behind the file in `plan import`. Raises
@@ -156,17 +166,11 @@ def write_accelerate(s: Settings, facts: Facts) -> str:
             "accelerate has no replicas that shard nothing beside tensor or context ranks",
             help=["--pin zero=2, or zero=3"],
         )
-    own = {
-        "per_device_train_batch_size": s.rows,
-        "gradient_accumulation_steps": s.microbatches,
-        "gradient_checkpointing": str(s.recompute == "block").lower(),
-    }
     sharded = bool(s.zero_stage)
     sizes = {"dp_replicate": s.copies, "dp_shard": s.data // s.copies if sharded else 1}
     sizes |= {"cp": s.sequence, "tp": s.tensor}
     lines = [
-        f"# {facts.model} on {s.devices} devices. The program's: "
-        + " ".join(f"{k}={v}" for k, v in own.items()),
+        f"# {facts.model} on {s.devices} devices. The program's: " + " ".join(behind(s)),
         f"distributed_type: {'FSDP' if sharded else 'MULTI_GPU'}",
         f"num_processes: {s.devices}",
         *(f"{k}: '{v}'" for k, v in precisions.words(NAME, s.precision).items()),
@@ -185,6 +189,11 @@ def write_accelerate(s: Settings, facts: Facts) -> str:
 
 FORMS = {".yaml": write_accelerate, ".yml": write_accelerate}
 """How a file ends -> what writes it; any other is JSON."""
+BEHIND = {".yaml": behind, ".yml": behind}
+"""How a file ends -> what goes behind it."""
+OFFLOADS = ("fsdp_offload_params", "offload_optimizer_device", "offload_param_device")
+KIND_KEYS = {"distributed_type": ("zero_stage", *OFFLOADS)}
+"""The key that says which others accelerate looks at, and those of its kinds."""
 
 
 def claims(keys: Keys) -> tuple[Claim, ...]:
@@ -222,10 +231,9 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     rows, microbatches = _rows(keys, data)
     recompute = keys.flag(False, "gradient_checkpointing", "fsdp_activation_checkpointing")
     notes += [*adapters.notes_of(keys), *optimizers.notes_of(keys, "optim", "optimizer.type")]
-    offloads = ("fsdp_offload_params", "offload_optimizer_device", "offload_param_device")
     notes += [
         f"{name} is left out: nothing is priced in the host's memory"
-        for name in offloads
+        for name in OFFLOADS
         if keys.word("none", name) not in ("none", "false")
     ]
     return (
