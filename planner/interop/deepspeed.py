@@ -28,6 +28,8 @@ OTHERS = re.compile(r"(pipe|model)[-_]parallel[-_]size")
 """Keys of programs that have DeepSpeed's at their top beside degrees of their own: GPT-NeoX."""
 NAMING = ("deepspeed", "deepspeed_config_file")
 """Keys by which other files name one, or hold its table."""
+FSDP = "fsdp_config"
+"""The key by which TrainingArguments name the table of FSDP, or hold it."""
 DIRECT = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
@@ -62,7 +64,11 @@ def with_deepspeed(
 
 def _named(key: str, value: Any, file: Path, load: Callable[[Path], Mapping[str, Any]]) -> Any:
     """A value of another file: of `deepspeed`, the table; of a section, what is in it."""
-    if key.lstrip("-").replace("-", "_") not in NAMING:
+    name = key.lstrip("-").replace("-", "_")
+    if name == FSDP and isinstance(value, str) and value.endswith(".json"):
+        there = found(file, value)
+        return value if there is None else dict(load(there))
+    if name not in NAMING:
         inside = isinstance(value, Mapping) and any(name in value for name in NAMING)
         return {k: _named(k, v, file, load) for k, v in value.items()} if inside else value
     if isinstance(value, Mapping):

@@ -1,9 +1,9 @@
 """Configurations of projects that are not read, some of whose keys are called as those of a
 launcher that is and mean something else: told by name, not priced by the rest.
 
-Sources: docs of axolotl (067b021, July 2026), src/nanotron/config of nanotron (2411b02, April
-2026), olmo_core/train/train_module of OLMo-core (fa6c501, June 2026), configs of GPT-NeoX, LLM
-Foundry and torchtune.
+Sources: docs of axolotl (067b021, July 2026), examples/v1 of LLaMA-Factory (ff6d4d1, August 2026),
+src/nanotron/config of nanotron (2411b02, April 2026), olmo_core/train/train_module of OLMo-core
+(fa6c501, June 2026), configs of LitGPT, GPT-NeoX, LLM Foundry and torchtune.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from planner.errors import PlanError
+from planner.interop.tables import EXPECTED
 
 OF_HF = (
     "what it says goes into a YAML of accelerate (fsdp_version, parallelism_config, or deepspeed"
@@ -45,6 +46,13 @@ PROJECTS = (
         ("micro_batch_size", "sequence_len", "datasets", "adapter"),
         OF_HF,
     ),
+    Project(
+        "LLaMA-Factory v1",
+        ("micro_batch_size",),
+        ("model_class", "cutoff_len", "dist_config"),
+        OF_HF,
+    ),
+    Project("LitGPT", ("micro_batch_size",), ("checkpoint_dir", "lora_query"), OF_HF),
     Project("nanotron", (), ("batch_accumulation_per_replica", "pp_engine"), OF_MEGATRON),
     Project("OLMo-core", ("rank_microbatch_size",), (), OF_TITAN),
     Project("GPT-NeoX", ("pipe_parallel_size",), (), OF_MEGATRON),
@@ -65,12 +73,12 @@ def project_of(names: Collection[str]) -> Project | None:
     )
 
 
-def refuse(names: Collection[str], path: object, read: Collection[str]) -> None:
+def refuse(names: Collection[str], path: object) -> None:
     """Raises PlanError P190 for a configuration of a project that is not read."""
     project = project_of(names)
     if project is not None:
         raise PlanError(
             "P190",
             f"{path} is a configuration of {project.name}, which is not read",
-            help=[project.instead, f"read are files of {', '.join(read)} (docs/exchange.md)"],
+            help=[project.instead, f"what is read: {EXPECTED} (docs/exchange.md)"],
         )

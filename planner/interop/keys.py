@@ -15,6 +15,7 @@ from typing import Any
 from planner.errors import PlanError
 from planner.interop.arguments import GIVEN, SUFFIXES, read_script, scalar
 from planner.interop.deepspeed import in_words, with_deepspeed
+from planner.interop.foreign import refuse
 from planner.interop.nearby import found
 from planner.interop.python_config import PythonFile
 from planner.interop.tables import Twice, load, text_of
@@ -50,6 +51,7 @@ def read_keys(
         table = _with_files(file, script.table, script.files, said)
     else:
         table = _based(said.load(file), file, said)
+    refuse(Keys(table).names(), path)
     given = in_words(given)
     named = {plain(name.rpartition(".")[2]) for name in given}
     keys = Keys(_overridden(with_deepspeed(table, file, load), given), given=named)
@@ -248,7 +250,10 @@ class Keys:
         if name in self.given:
             return self.flag(False, name)
         self._read.add(name)
-        return any(str(value).lower() == "true" for _, value in self._values.get(name, ()))
+        values = [value for _, value in self._values.get(name, ()) if value is not None]
+        if wrong := [v for v in values if str(v).lower() not in ("true", "false")]:
+            raise PlanError("P191", f"{name} is {shown(wrong[0])}, neither true nor false")
+        return any(str(value).lower() == "true" for value in values)
 
     def word(self, default: str, *names: str) -> str:
         """A word, in lower case."""

@@ -22,7 +22,7 @@ from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.pipeline import largest_repeated_block
 from planner.execution.techniques import BESIDE, BLOCK_KEEP, WAITING
-from planner.interop.foreign import project_of, refuse
+from planner.interop.foreign import project_of
 from planner.interop.keys import Keys, read_keys
 from planner.interop.launchers import hf, levanter, maxtext, megatron, torchtitan
 from planner.interop.model_sizes import Claim, claims_of, layers_of
@@ -288,7 +288,6 @@ def read_configuration(
     model, asked where a file counts layers and not stages. Raises PlanError P190, P191."""
     keys, notes = read_keys(path, overrides, lambda table: _is_known(Keys(table)))
     keys.layers = layers
-    refuse(keys.names(), path, LAUNCHERS)
     others = [k for k in _hits(keys) if k != kind] if kind else []
     if others and kind not in _hits(
         keys

@@ -262,6 +262,8 @@ model:
     ("text", "project"),
     [
         ("base_model: x/y\nmicro_batch_size: 2\nfsdp_version: 2\n", "axolotl"),
+        ("model_class: llm\nmicro_batch_size: 2\ndist_config: {name: fsdp2}\n", "LLaMA-Factory v1"),
+        ("base_model: x/y\ndatasets: a\ndeepspeed: nowhere.json\n", "axolotl"),
         ("tokens:\n  micro_batch_size: 2\n  batch_accumulation_per_replica: 1\n", "nanotron"),
         ("pipe_parallel_size: 2\ntrain_micro_batch_size_per_gpu: 4\n", "GPT-NeoX"),
         ("device_train_microbatch_size: auto\nmax_seq_len: 8\n", "LLM Foundry"),

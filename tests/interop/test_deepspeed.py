@@ -62,7 +62,7 @@ def test_sizes_that_contradict_each_other_and_rows_that_nobody_says(tmp_path: Pa
     with pytest.raises(PlanError, match="train_batch_size 60 is not 2 rows x 4 microbatches x 8"):
         read(tmp_path, STAGE_3 | {"train_batch_size": 60})
     auto = STAGE_3 | {"train_micro_batch_size_per_gpu": "auto"}
-    with pytest.raises(PlanError, match="per_device_train_batch_size is missing"):
+    with pytest.raises(PlanError, match="train_micro_batch_size_per_gpu is missing"):
         read(tmp_path, auto)
     assert read(tmp_path, auto, "per_device_train_batch_size=1").settings.batch == 32
 

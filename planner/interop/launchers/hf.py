@@ -82,6 +82,23 @@ FSDP = (
     "fsdp_reshard_after_forward",
     "fsdp_sharding_strategy",
 )
+RECOMPUTE = (
+    "gradient_checkpointing",
+    "fsdp_activation_checkpointing",
+    "activation_checkpointing",
+    "xla_fsdp_grad_ckpt",
+)
+"""Flags of which one turns recompute on."""
+LEFT_OUT = {
+    "zero_hpz_partition_size": "weights are gathered from all replicas",
+    "zero_quantized_weights": "weights are sent in 16 bits",
+    "zero_quantized_gradients": "gradients are sent in 16 bits",
+    "load_in_4bit": "weights are priced in 16 bits",
+    "load_in_8bit": "weights are priced in 16 bits",
+    "quantization_bit": "weights are priced in 16 bits",
+    "use_liger_kernel": "logits are priced as the model has them",
+}
+"""Keys that change the program and have no price here, and what is priced instead."""
 SIZES = {
     model_sizes.LAYERS: ("num_hidden_layers",),
     model_sizes.HIDDEN: ("hidden_size",),
@@ -206,10 +223,13 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     contradict each other."""
     notes: list[str] = []
     styles, auto = _tp_plan(keys)
-    kind, zero = keys.word("", "distributed_type"), _zero_stage(keys)
+    kind, zero = _kind(keys), _zero_stage(keys)
     asked = bool(styles or auto)
     replicate, shard, cp, tp = _sizes(keys, devices, asked, kind == "fsdp" and zero > 0, notes)
-    hybrid = keys.word("", "fsdp_sharding_strategy").startswith("hybrid")
+    hybrid = any(
+        word.startswith("hybrid") or word in ("4", "5")
+        for word in (keys.word("", "fsdp_sharding_strategy"), *_fsdp_words(keys))
+    )
     if hybrid and replicate == 1 and shard % (nodes := max(1, devices // domain)) == 0:
         replicate, shard = nodes, shard // nodes  # a node's devices share a copy
     if tp > 1 and not styles:
@@ -221,21 +241,29 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         notes.append("the tp_plan says nothing where tp_size is 1")
     data = replicate * shard
     # A device holds all parameters unless FSDP shards them, over the context ranks too.
-    fsdp = any(name in keys for name in FSDP)
+    fsdp = kind == "fsdp" or any(name in keys for name in FSDP)
     keys.whole(2, "fsdp_version")
     if kind == "deepspeed":
         zero = keys.whole(2, "zero_stage", least=0)
     elif shard == 1 and not (cp > 1 and fsdp):
         zero = 0
     copies = replicate if zero and kind != "deepspeed" else 1
+    if (
+        zero == 3
+        and data % (among := max(keys.whole(0, "mics_shard_size", least=-1), 0) or data) == 0
+    ):
+        copies = max(copies, data // among)
     rows, microbatches = _rows(keys, data)
-    recompute = keys.flag(False, "gradient_checkpointing", "fsdp_activation_checkpointing")
+    recompute = [name for name in RECOMPUTE if keys.flag_anywhere(name)]
     notes += [*adapters.notes_of(keys), *optimizers.notes_of(keys, "optim", "optimizer.type")]
     notes += [
         f"{name} is left out: nothing is priced in the host's memory"
         for name in OFFLOADS
         if keys.word("none", name) not in ("none", "false")
     ]
+    notes += [f"{name} is left out: {why}" for name, why in LEFT_OUT.items() if _on(keys.get(name))]
+    if "offload" in _fsdp_words(keys):
+        notes.append("fsdp offload is left out: nothing is priced in the host's memory")
     return (
         Settings(
             rows * data * microbatches,
@@ -290,6 +318,7 @@ def _rows(keys: Keys, replicas: int) -> tuple[int, int]:
     rows = keys.whole(0, "per_device_train_batch_size")
     microbatches = keys.whole(0, "gradient_accumulation_steps")
     accelerate = any(k == "distributed_type" or k.startswith("parallelism_") for k in keys.names())
+    deepspeed = "zero_stage" in keys and not any(k.startswith("deepspeed_") for k in keys.names())
     if batch and rows:
         microbatches = microbatches or batch // (rows * replicas)
     elif batch:
@@ -298,23 +327,56 @@ def _rows(keys: Keys, replicas: int) -> tuple[int, int]:
     elif accelerate and not rows:
         raise PlanError(
             "P191",
-            "per_device_train_batch_size is missing: rows are the program's, not accelerate's",
+            "train_micro_batch_size_per_gpu is missing, or left to the program"
+            if deepspeed
+            else "per_device_train_batch_size is missing: rows are the program's, not accelerate's",
             help=["per_device_train_batch_size=N behind the file"],
         )
     rows, microbatches = rows or 8, microbatches or 1
+    whole = max(1, batch // (rows * microbatches))
     if batch and rows * microbatches * replicas != batch:
         raise PlanError(
             "P191",
             f"train_batch_size {batch} is not {rows} rows x {microbatches} microbatches x"
             f" {replicas} devices",
-            help=["--devices as many as the configuration runs on"],
+            help=[
+                f"--devices {whole}" if whole * rows * microbatches == batch else "another value"
+            ],
         )
     return rows, microbatches
+
+
+def _on(value: object) -> bool:
+    """Whether a value turns something on: sizes from 2, words, true."""
+    return value is True or value not in (None, False, 0, 1, "", "none")
+
+
+def _fsdp_words(keys: Keys) -> list[str]:
+    """What `fsdp` of TrainingArguments says: a text of words, a list of them, or true."""
+    said = keys.get("fsdp")
+    if said is True or str(said).lower() == "true":
+        return ["full_shard"]
+    words = said if isinstance(said, list | tuple) else str(said or "").split()
+    return [w for word in words if (w := str(word).lower()) not in ("false", "none")]
+
+
+def _kind(keys: Keys) -> str:
+    """What shares parameters out: accelerate's distributed_type, or fsdp where TrainingArguments
+    ask for it. Raises PlanError P191 for a kind whose degrees are not read."""
+    kind = keys.word("", "distributed_type")
+    if kind == "megatron_lm":
+        raise PlanError(
+            "P191",
+            "distributed_type MEGATRON_LM: megatron_lm_config is not read",
+            help=["its degrees as a list of Megatron's arguments in FILE.args (docs/exchange.md)"],
+        )
+    return kind or ("fsdp" if _fsdp_words(keys) else "")
 
 
 def _zero_stage(keys: Keys) -> int:
     """The ZeRO stage of sharded ranks. Raises PlanError P191."""
     word = keys.word("", "fsdp_sharding_strategy")
+    word = word or next((w for w in _fsdp_words(keys) if w in STRATEGIES), "")
     if word and word not in STRATEGIES:
         raise PlanError(
             "P191",

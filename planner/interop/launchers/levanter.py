@@ -35,7 +35,7 @@ from planner.interop.settings import Facts, Rounds, Settings, sharing
 NAME, SUFFIX = "levanter", ".yaml"
 MARKS = (
     r"mesh|model_axis_size|replica_(ici|dcn)_axis_size|per_device_parallelism"
-    r"|tensor_parallel_axes|fsdp_axis|(parameter_)?axis_resources"
+    r"|tensor_parallel_axes|fsdp_axis|(parameter_)?axis_resources|num_train_steps"
 )
 BATCH = ("replica_dcn", "replica", "data")
 """Mesh axes that cut the batch."""
@@ -125,6 +125,8 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     zero = 3 if sharded and data * sequence > 1 else 0
     copies = prod(sizes.get(a, 1) for a in BATCH if a not in sharded) if zero else 1
     batch, microbatches = _batch(keys, data)
+    if keys.get("fp8") or keys.get("int8"):
+        notes.append("quantization is left out: products are priced as mp says")
     notes += [*adapters.notes_of(keys), *optimizers.notes_of(keys, "optimizer.type")]
     return (
         Settings(
@@ -145,6 +147,13 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
 
 def _batch(keys: Keys, data: int) -> tuple[int, int]:
     """(rows of a step, microbatches). Raises PlanError P191 where they do not divide."""
+    said = keys.get("train_batch_size")
+    if isinstance(said, list):
+        raise PlanError(
+            "P191",
+            "train_batch_size is a schedule: one batch is priced",
+            help=["train_batch_size=N behind the file"],
+        )
     batch = keys.whole(ROWS, "train_batch_size", least=-1)
     rows = keys.whole(-1, "per_device_parallelism", least=-1)
     if batch < 1 and rows < 1:

@@ -373,7 +373,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         recompute=_recompute(keys, _layers(keys) // (pp * virtual), notes),
         schedule=INTERLEAVED if virtual > 1 else "1f1b" if pp > 1 else "",
         positions=keys.flag(False, "sequence_parallel") and tp > 1,
-        length=keys.whole(0, "seq_length", "encoder_seq_length"),
+        length=_length(keys),
         virtual_stages=virtual,
         precision=precisions.read(NAME, keys, notes),
     )
@@ -433,6 +433,14 @@ def _left_out(keys: Keys, stages: int) -> list[str]:
         for key, why in LEFT_OUT.items()
         if keys.get(key) and key not in known
     ]
+
+
+def _length(keys: Keys) -> int:
+    """Tokens of a row: of a model of images and text those of the text, of whose pictures
+    seq_length speaks."""
+    pictured = "decoder_seq_length" in keys and "encoder_num_layers" not in keys
+    own = keys.whole(0, "seq_length", "encoder_seq_length")
+    return keys.whole(0, "decoder_seq_length") if pictured else own
 
 
 def _layers(keys: Keys) -> int:
@@ -535,6 +543,8 @@ def _zero_stage(keys: Keys, stages: int, notes: list[str]) -> int:
     distributed = keys.flag_anywhere("use_distributed_optimizer")  # as Megatron-Bridge syncs both
     distributed |= keys.at("optim.name") in DISTRIBUTED  # NeMo
     zero = max(int(distributed), known[sharding] if fsdp else 0)
+    if keys.flag(False, "fsdp"):  # NeMo
+        zero = 2 if keys.word("full", "fsdp_sharding_strategy") in ("grad", "shard_grad_op") else 3
     if keys.flag(False, "use_torch_fsdp2"):
         zero = 2 if keys.flag(False, "torch_fsdp2_no_reshard_after_forward") else 3
     default = [where for where, _ in keys.entries(SHARDED)] == [f"ddp.{SHARDED}"]

@@ -29,7 +29,7 @@ torchtitan/config/job_config.py of v0.2.2.
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, gcd
 from typing import Any
 
 from planner.errors import PlanError
@@ -222,11 +222,17 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             help=["--devices as many as the configuration runs on"],
         )
     replicas = replicate * shard
+    if replicas % ep and shard * cp * tp % ep == 0:
+        experts, ep = ep, gcd(ep, shard)
+        notes.append(
+            f"experts over {experts} ranks, tensor or context ranks among them, are priced as over"
+            f" {ep} of the sharded ones"
+        )
     if replicas % ep:
         raise PlanError(
             "P191",
             f"expert_parallel_degree {ep} does not divide the {replicas} data-parallel ranks",
-            help=["an expert axis beside the context axis is not built"],
+            help=["--devices as many as the configuration runs on"],
         )
     if keys.get("enable_cpu_offload"):
         notes.append("enable_cpu_offload is left out: all is priced on the devices")
