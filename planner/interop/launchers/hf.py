@@ -255,15 +255,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         copies = max(copies, data // among)
     rows, microbatches = _rows(keys, data)
     recompute = [name for name in RECOMPUTE if keys.flag_anywhere(name)]
-    notes += [*adapters.notes_of(keys), *optimizers.notes_of(keys, "optim", "optimizer.type")]
-    notes += [
-        f"{name} is left out: nothing is priced in the host's memory"
-        for name in OFFLOADS
-        if keys.word("none", name) not in ("none", "false")
-    ]
-    notes += [f"{name} is left out: {why}" for name, why in LEFT_OUT.items() if _on(keys.get(name))]
-    if "offload" in _fsdp_words(keys):
-        notes.append("fsdp offload is left out: nothing is priced in the host's memory")
+    notes += _left_out(keys)
     return (
         Settings(
             rows * data * microbatches,
@@ -279,6 +271,18 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         ),
         notes,
     )
+
+
+def _left_out(keys: Keys) -> list[str]:
+    """Of keys that change the program and have no price."""
+    host = [name for name in OFFLOADS if keys.word("none", name) not in ("none", "false")]
+    host += ["fsdp offload"] if "offload" in _fsdp_words(keys) else []
+    return [
+        *adapters.notes_of(keys),
+        *optimizers.notes_of(keys, "optim", "optimizer.type"),
+        *(f"{name} is left out: nothing is priced in the host's memory" for name in host),
+        *(f"{name} is left out: {why}" for name, why in LEFT_OUT.items() if _on(keys.get(name))),
+    ]
 
 
 def _sizes(

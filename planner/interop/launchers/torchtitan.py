@@ -222,18 +222,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             help=["--devices as many as the configuration runs on"],
         )
     replicas = replicate * shard
-    if replicas % ep and shard * cp * tp % ep == 0:
-        experts, ep = ep, gcd(ep, shard)
-        notes.append(
-            f"experts over {experts} ranks, tensor or context ranks among them, are priced as over"
-            f" {ep} of the sharded ones"
-        )
-    if replicas % ep:
-        raise PlanError(
-            "P191",
-            f"expert_parallel_degree {ep} does not divide the {replicas} data-parallel ranks",
-            help=["--devices as many as the configuration runs on"],
-        )
+    ep = _expert_ranks(ep, replicate, shard, cp * tp, notes)
     if keys.get("enable_cpu_offload"):
         notes.append("enable_cpu_offload is left out: all is priced on the devices")
     if keys.get("module_fqns_per_model_part"):
@@ -265,6 +254,26 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         ),
         notes,
     )
+
+
+def _expert_ranks(ranks: int, replicate: int, shard: int, inner: int, notes: list[str]) -> int:
+    """Data-parallel ranks that experts are parted among. ranks: those of a file, of which tensor
+    and context ranks (`inner` of them) may be some. Raises PlanError P191."""
+    if replicate * shard % ranks == 0:
+        return ranks
+    if shard * inner % ranks:
+        raise PlanError(
+            "P191",
+            f"expert_parallel_degree {ranks} does not divide the {replicate * shard} data-parallel"
+            " ranks",
+            help=["--devices as many as the configuration runs on"],
+        )
+    priced = gcd(ranks, shard)
+    notes.append(
+        f"experts over {ranks} ranks, tensor or context ranks among them, are priced as over"
+        f" {priced} of the sharded ones"
+    )
+    return priced
 
 
 def _batch(keys: Keys, replicas: int, stages: int, notes: list[str]) -> tuple[int, int]:
