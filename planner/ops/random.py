@@ -41,7 +41,7 @@ def _drawn_rule(node: Node, graph: Graph) -> Rule:
     """Every dim splits. Operand: a scalar seed (planner.workload.train_eval_mode); results: what is
     drawn and the next seed."""
     if len(node.inputs) != 1:
-        raise NoRule("drawn where no seed is handed on: in a body of control flow")
+        raise NoRule("drawn where no seed was handed on")
     live = [i for i, o in enumerate(node.outputs) if o]
     shape = graph.tensors[node.outputs[0]].shape
     factors = letters(len(shape))
@@ -75,6 +75,8 @@ def _drawn(helper: str, *numbers: str) -> Callable[[Call], str]:
     """Kernel text of numbers that are drawn, with the attributes that say how they spread."""
 
     def text(call: Call) -> str:
+        if not call.args:
+            raise NoRule("no seed: the graph is in neither mode (planner.workload.train_eval_mode)")
         spread = ", ".join(repr(call.attr(name)) for name in numbers)
         live = [i for i, o in enumerate(call.node.outputs) if o]
         drawn = (

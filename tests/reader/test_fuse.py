@@ -240,6 +240,48 @@ def test_group_norm_of_old_exporters() -> None:
     assert graph.trainable == {"w", "b"} and graph.tensors["w"].shape == (6,)
 
 
+def test_group_norm_whose_result_is_seen_otherwise() -> None:
+    """That of attention in a VAE, over an image as a sequence."""
+    text = (
+        "(float[2,6,4,4] x) => (float[2,6,16] y) { r = Reshape(x, g) n = InstanceNormalization"
+        " <epsilon = 0.001> (r, ones, zeros) o = Reshape(n, flat) m = Mul(o, w) y = Add(m, b) }"
+    )
+    arrays = {"g": np.array([0, 3, -1]), "flat": np.array([0, 6, -1])}
+    vectors = {"ones": np.ones(3, F), "zeros": np.zeros(3, F), "w": rand(6, 1), "b": rand(6, 1)}
+    graph = same(model(text, **arrays, **vectors), {"x": rand(2, 6, 4, 4)})
+    assert ops(graph)[-1] == "GroupNormalization" and graph.trainable == {"w", "b"}
+
+
+def test_group_norm_of_a_channel_each_has_one_scale() -> None:
+    """The first layer of wav2vec 2.0 and HuBERT: the ones that an exporter writes are no scale."""
+    text = (
+        "(float[2,6,9] x) => (float[2,6,9] y) { n = InstanceNormalization <epsilon = 0.001>"
+        " (x, ones, zeros) m = Mul(n, w) y = Add(m, b) }"
+    )
+    vectors = {"ones": np.ones(6, F), "zeros": np.zeros(6, F), "w": rand(6, 1), "b": rand(6, 1)}
+    graph = same(model(text, **vectors), {"x": rand(2, 6, 9)})
+    assert ops(graph) == ["InstanceNormalization"] and graph.trainable == {"w", "b"}
+
+
+def test_scales_of_group_norms_that_were_merged_are_parted() -> None:
+    norm = (
+        "r{k} = Reshape({x}, g) n{k} = InstanceNormalization <epsilon = 0.001> (r{k}, ones, zeros)"
+        " o{k} = Reshape(n{k}, whole) m{k} = Mul(o{k}, w) y{k} = Add(m{k}, b)"
+    )
+    text = f"{norm.format(k=1, x='x')} h = Relu(y1) {norm.format(k=2, x='h')}"
+    made = model(
+        f"(float[2,6,4,4] x) => (float[2,6,4,4] y2) {{ {text} }}",
+        g=np.array([0, 3, -1]),
+        whole=np.array([0, 6, 4, 4]),
+        ones=np.ones(3, F),
+        zeros=np.zeros(3, F),
+        w=np.ones((6, 1, 1), F),
+        b=np.zeros((6, 1, 1), F),
+    )
+    graph = same(made, {"x": rand(2, 6, 4, 4)})
+    assert ops(graph).count("GroupNormalization") == 2 and len(graph.trainable) == 4
+
+
 # rotary embeddings
 
 HALVES = {

@@ -228,47 +228,65 @@ def _vector(find: Finder, root: Op, name: str, normal: tuple[int, ...]) -> str:
 
 
 def group_norms(find: Finder) -> None:
-    """Reshape, InstanceNormalization with unit scale, Reshape, Mul, Add -> GroupNormalization."""
+    """Reshape, InstanceNormalization with unit scale, Reshape, Mul, Add -> GroupNormalization; with
+    a group for each channel there are no views, and it stays InstanceNormalization."""
     draft = find.draft
     for norm in list(draft.ops):
-        if norm.op != "InstanceNormalization" or id(norm) in find.gone:
-            continue
-        first, second = find.maker(norm.inputs[0], "Reshape"), find.only(norm.outputs[0], "Reshape")
         if (
-            first is None
-            or second is None
+            norm.op != "InstanceNormalization"
+            or id(norm) in find.gone
             or draft.splat(norm.inputs[1]) != 1.0
             or draft.splat(norm.inputs[2]) != 0.0
         ):
             continue
-        x, shape = first.inputs[0], draft.shape(first.inputs[0])
+        first, second = find.maker(norm.inputs[0], "Reshape"), find.only(norm.outputs[0], "Reshape")
+        if first is None or second is None:
+            if (affine := _affine(find, norm)) is not None:
+                inside, operands = affine
+                find.fuse(
+                    inside[-1], [norm, *inside], norm.op, [norm.inputs[0], *operands], norm.attrs
+                )
+            continue
+        x, shape = first.inputs[0], draft.shape(second.outputs[0])
         groups = draft.shape(norm.outputs[0])[1]
         if (
-            draft.shape(second.outputs[0]) != shape
+            draft.shape(x)[:2] != shape[:2]  # behind them it may be seen otherwise
             or len(shape) < 3
             or draft.shape(norm.outputs[0])[0] != shape[0]
             or shape[1] % groups
+            or (affine := _affine(find, second)) is None
         ):
             continue
-        inside, last, operands = [first, norm, second], second, []
-        for op in ("Mul", "Add"):
-            up = find.only(last.outputs[0], op)
-            other = find.other(up, last.outputs[0]) if up is not None else None
-            if (
-                up is None
-                or not other
-                or math.prod(draft.shape(other)) != shape[1]
-                or not _per_channel(draft.shape(other), len(shape))
-            ):
-                break
-            operands.append(other)
-            inside.append(up)
-            last = up
-        if len(operands) != 2 or not find.closed(last, inside):
-            continue
-        operands = [find.insert(last, "Reshape", [p], shape=(shape[1],)) for p in operands]
+        inside, operands = affine
+        last = inside[-1]
+        if draft.shape(x) != shape:
+            x = find.insert(last, "Reshape", [x], shape=shape)
         attrs = {"num_groups": groups, "epsilon": norm.attrs["epsilon"]}
-        find.fuse(last, inside, "GroupNormalization", [x, *operands], attrs)
+        parts = [first, norm, second, *inside]
+        find.fuse(last, parts, "GroupNormalization", [x, *operands], attrs)
+
+
+def _affine(find: Finder, norm: Op) -> tuple[list[Op], list[str]] | None:
+    """The Mul and Add for each channel behind what a normalization ends in, and their operands, a
+    vector each."""
+    draft, last = find.draft, norm
+    shape = draft.shape(norm.outputs[0])
+    inside, operands = list[Op](), list[str]()
+    for op in ("Mul", "Add"):
+        up = find.only(last.outputs[0], op)
+        other = find.other(up, last.outputs[0]) if up is not None else None
+        if (
+            up is None
+            or not other
+            or len(shape) < 3
+            or math.prod(draft.shape(other)) != shape[1]
+            or not _per_channel(draft.shape(other), len(shape))
+        ):
+            return None
+        operands.append(other)
+        inside.append(up)
+        last = up
+    return inside, [find.insert(last, "Reshape", [p], shape=(shape[1],)) for p in operands]
 
 
 def _per_channel(shape: tuple[int, ...], rank: int) -> bool:

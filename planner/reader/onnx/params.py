@@ -36,6 +36,7 @@ import numpy as np
 
 from planner.graph.findings import Finding
 from planner.reader.draft.draft import Draft, Op
+from planner.reader.draft.simplify import users
 
 TRAINABLE = ("float64", "float32", "float16", "bfloat16")
 _NORMS = ("LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization")
@@ -230,8 +231,14 @@ def parameter_uses(draft: Draft) -> list[Use]:
             kind = slot_kind(draft, op, slot, data)
             leaves = _leaves(draft, name) if kind else []
             for leaf, direct in leaves:
-                if _may_train(draft, leaf) and not (
-                    kind in ("scale", "bias") and op.op in _NORMS and _made_up(draft, leaf, kind)
+                if (
+                    _may_train(draft, leaf)
+                    and not (
+                        kind in ("scale", "bias")
+                        and op.op in _NORMS
+                        and _made_up(draft, leaf, kind)
+                    )
+                    and not _buffer_rows(draft, op, leaf)
                 ):
                     found.append(Use(leaf, op, slot, kind, direct))
             if data.isdisjoint(op.outputs) or not draft.is_float(op.outputs[0]):
@@ -342,6 +349,13 @@ def _made_up(draft: Draft, leaf: str, kind: str) -> bool:
     return named_by_exporter and draft.splat(leaf) == (1.0 if kind == "scale" else 0.0)
 
 
+def _buffer_rows(draft: Draft, op: Op, leaf: str) -> bool:
+    """Whether rows at known places are taken of what an exporter made: a buffer that the model
+    writes into (rotary embeddings of Wan), no table."""
+    known = op.op in ("Gather", "GatherND") and draft.value(op.inputs[1]) is not None
+    return known and bool(_MADE_UP.search(leaf)) and leaf not in draft.records.computed
+
+
 def resolve_ties(draft: Draft) -> list[Use]:
     """Parts merged scales and biases, and joins the copies of anything else. All uses of parameters
     after that."""
@@ -350,10 +364,15 @@ def resolve_ties(draft: Draft) -> list[Use]:
     for use in uses:
         by_leaf.setdefault(use.leaf, []).append(use)
     joined = _join_copies(draft, by_leaf)
+    readers = users(draft)
     again = _second_calls(draft, by_leaf)
     parted: list[str] = []
     for leaf in list(by_leaf):
-        soft = [u for u in by_leaf[leaf] if u.kind in ("scale", "bias") and u.direct]
+        soft = [
+            u
+            for u in by_leaf[leaf]
+            if u.kind in ("scale", "bias") and (u.direct or _view(draft, u, readers) is not None)
+        ]
         if len(soft) < 2 or len(soft) != len(by_leaf[leaf]):
             continue
         if not (_may_part(draft, leaf) or _of_one_norm(leaf, soft)):
@@ -367,7 +386,7 @@ def resolve_ties(draft: Draft) -> list[Use]:
         )
         for scope, group in groups.items():
             if scope != keeper:
-                _part(draft, leaf, scope, group)
+                _part(draft, leaf, scope, group, readers)
         if len(groups) > 1:
             parted.append(leaf)
     if parted:
@@ -419,7 +438,17 @@ def _of_one_norm(leaf: str, soft: list[Use]) -> bool:
     return not any(m and m[1] == owner for m in later)
 
 
-def _part(draft: Draft, leaf: str, scope: str, group: list[Use]) -> None:
+def _view(draft: Draft, use: Use, readers: Mapping[str, list[Op]]) -> Op | None:
+    """The view of a leaf that one norm alone reads (scales of group norms are [C, 1, 1])."""
+    name = use.op.inputs[use.slot]
+    op = draft.maker.get(name)
+    alone = op is not None and op.op == "Reshape" and op.inputs[0] == use.leaf
+    return op if alone and len(readers.get(name, ())) == 1 else None
+
+
+def _part(
+    draft: Draft, leaf: str, scope: str, group: list[Use], readers: Mapping[str, list[Op]]
+) -> None:
     """Gives a module its own copy of a shared leaf."""
     what = "weight" if group[0].kind == "scale" else "bias"
     name = draft.fresh(f"{scope}.{what}")
@@ -430,7 +459,11 @@ def _part(draft: Draft, leaf: str, scope: str, group: list[Use]) -> None:
         draft.values[name] = draft.values[leaf]
         draft.keep_floats.add(name)
     for use in group:
-        use.op.inputs[use.slot] = name
+        view = None if use.direct else _view(draft, use, readers)
+        if view is not None:
+            view.inputs[0] = name
+        else:
+            use.op.inputs[use.slot] = name
 
 
 def _join_copies(draft: Draft, by_leaf: dict[str, list[Use]]) -> bool:
