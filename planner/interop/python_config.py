@@ -64,11 +64,14 @@ class PythonFile:
         self.functions = self.module.functions
 
     def table(self, function: str) -> tuple[dict[str, Any], list[str]]:
-        """(keys, notes) of one function; "" for what stands outside functions. Raises PlanError
-        P190."""
+        """(keys, notes) of one function, or of a name that the file gives a table; "" for all that
+        stands outside functions. Raises PlanError P190."""
         try:
             run = _Run(self)
-            result = run.call(self.functions[function], (), {}) if function else run.outside()
+            if function in self.functions:
+                result = run.call(self.functions[function], (), {})
+            else:
+                result = run.outside().get(function, {}) if function else run.outside()
         except (_TooMuch, RecursionError, MemoryError) as e:
             raise PlanError(
                 "P190", f"{self.path}: {function or 'the file'} takes too many steps to follow"
@@ -84,10 +87,10 @@ class PythonFile:
     def choose(
         self, asked: str, fits: Callable[[Mapping[str, Any]], bool]
     ) -> tuple[dict[str, Any], list[str]]:
-        """(keys, notes) of the function that is asked for, or of the one whose keys `fits`. Raises
-        PlanError P190 where there is none, or several."""
+        """(keys, notes) of the function or the name that is asked for, or of the one whose keys
+        `fits`. Raises PlanError P190 where there is none, or several."""
         if asked:
-            if asked not in self.functions:
+            if asked not in self.functions and asked not in self.module.constants:
                 near = did_you_mean(asked, list(self.functions))
                 raise PlanError(
                     "P190",
@@ -95,7 +98,10 @@ class PythonFile:
                     help=[h for h in (near, _listed(list(self.functions))) if h],
                 )
             return self.table(asked)
-        found = {name: self.table(name) for name in ("", *self.functions) if name[:1] != "_"}
+        outside, _ = self.table("")
+        tables = [n for n, v in outside.items() if isinstance(v, dict) and fits(v)]
+        own = tables if len(tables) > 1 else [""]
+        found = {name: self.table(name) for name in (*own, *self.functions) if name[:1] != "_"}
         fitting = {name: made for name, made in found.items() if fits(made[0])}
         if len(fitting) > 1:
             names = [n for n in fitting if n]

@@ -402,7 +402,8 @@ def _recompute(keys: Keys, notes: list[str]) -> str:
             f"[activation_checkpoint] mode = {word!r}",
             help=["none, selective, full or memory_budget"],
         )
-    option = keys.word("op" if called or _counts_tokens(keys) else "2", "selective_ac_option")
+    older = any(name in keys for name in ("local_batch_size", "seq_len", "mode"))
+    option = keys.word("2" if older and not called else "op", "selective_ac_option")
     if word == "full" or (word == "selective" and option == "1"):
         return "block"
     if word == "selective" and option == "op":
