@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy
     from planner.workload.model import Model
 
-LISTED = 12
-
 
 def export(args: argparse.Namespace) -> int:
     """`plan export`: the settings go to the file (or stdout), what they cost to the terminal."""
@@ -315,16 +313,16 @@ def _same_length(model: Any, found: Configuration, path: str) -> None:
 
 
 def _say(args: argparse.Namespace, made: Strategy, found: Configuration) -> None:
+    from planner.interop.unread import told
     from planner.report.summary import summary
 
     console.data(summary(made, console.width(), console.colour(sys.stdout)) + "\n")
     for note in found.notes:
         console.say(f"note: {note}")
     if found.unread:
-        more = f" and {len(found.unread) - LISTED} more" if len(found.unread) > LISTED else ""
         console.say(
             f"note: {_plural(len(found.unread), 'key')} of {args.config} not read:"
-            f" {', '.join(found.unread[:LISTED])}{more}"
+            f" {told(found.unread)}"
         )
     if made.costs["fit"] == "no":
         console.say("note: by this price it does not fit; the plan is kept for comparison")

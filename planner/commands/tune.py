@@ -167,6 +167,7 @@ def in_words(
     changed: Sequence[str],
 ) -> str:
     """What was found, for people. changed: `_changes`."""
+    from planner.interop.unread import told
     from planner.pins.launcher_space import SPACES
     from planner.support.text import table
 
@@ -185,7 +186,7 @@ def in_words(
     lines += ["", "what changes:", *(f"  {line}" for line in changed)] if changed else []
     lines += [f"note: {note}" for note in configuration.notes]
     if configuration.unread:
-        lines.append(f"note: not read: {', '.join(configuration.unread[:12])}")
+        lines.append(f"note: not read: {told(configuration.unread)}")
     return "\n".join(lines)
 
 

@@ -206,6 +206,30 @@ def test_deepspeeds_file_is_found_from_a_folder_above(tmp_path: Path) -> None:
     )
 
 
+def test_tables_that_a_file_names_one_by_one(tmp_path: Path) -> None:
+    """MaxText's benchmarks: a dictionary of models, each with parameters of its own."""
+    text = """
+MODELS = {}
+def add(models, model):
+    models[model.name] = model
+    return model
+small = add(MODELS, Model(name="small", tuning_params={"per_device_batch_size": 1}))
+large = add(MODELS, Model(name="large", tuning_params={"per_device_batch_size": 4}))
+"""
+    file = laid_out(tmp_path, {"models.py": text}) / "models.py"
+    assert read_configuration(f"{file}:large", 8).settings.batch == 32
+    with pytest.raises(PlanError, match="several configurations: small, large"):
+        read_configuration(file, 8)
+    with pytest.raises(PlanError, match="no function 'larg'"):
+        read_configuration(f"{file}:larg", 8)
+
+
+def test_torchtitans_own_default_of_recompute(tmp_path: Path) -> None:
+    """By operator, where a file of Python says nothing of it and counts no rows."""
+    found = read(tmp_path, "c = Config(parallelism=P(tensor_parallel_degree=2))\n", 8, "c.py")
+    assert found.settings.recompute == "block-keep" and found.notes == ()
+
+
 def read(folder: Path, text: str, devices: int = 8, name: str = "c.yaml") -> Configuration:
     (folder / name).write_text(text)
     return read_configuration(folder / name, devices)

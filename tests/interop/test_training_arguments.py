@@ -11,6 +11,7 @@ from planner.errors import PlanError
 from planner.interop.launchers import hf
 from planner.interop.price import Configuration, read_configuration
 from planner.interop.settings import Settings
+from planner.interop.unread import told
 
 
 def read(folder: Path, name: str, text: str, devices: int = 8, domain: int = 0) -> Configuration:
@@ -107,3 +108,19 @@ def test_rows_of_text_beside_images(tmp_path: Path) -> None:
     words = "--micro-batch-size 1 --seq-length 256 --decoder-seq-length 1024"
     assert read(tmp_path, "a.args", words).settings.length == 1024
     assert read(tmp_path, "a.args", f"{words} --encoder-num-layers 2").settings.length == 256
+
+
+def test_of_keys_that_are_not_read_those_that_may_matter_come_first() -> None:
+    keys = [
+        "--lr",
+        "--save-interval",
+        "--moe-grouped-gemm",
+        "logger.level",
+        "model.cuda_graph_impl",
+    ]
+    assert told(keys) == (
+        "--moe-grouped-gemm, model.cuda_graph_impl and 3 of data, logging, saving and learning"
+    )
+    assert told(["a"]) == "a" and told(["lr"]) == "1 of data, logging, saving and learning"
+    many = told([f"k{i}" for i in range(14)] + ["lr"])
+    assert many.endswith("k11, 2 more and 1 of data, logging, saving and learning")
