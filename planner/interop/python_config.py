@@ -99,8 +99,9 @@ class PythonFile:
                 )
             return self.table(asked)
         outside, _ = self.table("")
-        tables = [n for n, v in outside.items() if isinstance(v, dict) and fits(v)]
-        own = tables if len(tables) > 1 else [""]
+        tables = {n: v for n, v in outside.items() if isinstance(v, dict) and fits(v)}
+        lists = [n for n, v in tables.items() if any(x in tables.values() for x in v.values())]
+        own = [n for n in tables if n not in lists] if len(tables) > 1 else [""]
         found = {name: self.table(name) for name in (*own, *self.functions) if name[:1] != "_"}
         fitting = {name: made for name, made in found.items() if fits(made[0])}
         if len(fitting) > 1:

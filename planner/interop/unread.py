@@ -30,7 +30,9 @@ NO_EFFECT = re.compile(
 )
 """Names of keys of data, logging, saving and learning, and of what the model has in any case."""
 SECTIONS = frozenset(
-    ["dataset", "data", "dataloader", "logger", "logging", "checkpoint", "scheduler", "lr_scheduler", "exp_manager", "validator", "validation", "tokenizer", "env_vars", "metrics", "profiler", "wandb", "tracker", "run", "rerun_state_machine"]
+    {"dataset", "data", "dataloader", "tokenizer", "validation", "validator"}
+    | {"logger", "logging", "metrics", "profiler", "wandb", "tracker", "exp_manager", "run"}
+    | {"checkpoint", "scheduler", "lr_scheduler", "env_vars", "rerun_state_machine"}
 )
 """Tables of which all is so."""
 LISTED = 12
