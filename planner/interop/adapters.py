@@ -14,8 +14,8 @@ RANKS = ("lora_r", "lora_rank")
 
 def notes_of(keys: Keys) -> list[str]:
     """What to say where a file trains adapters."""
-    places = (where for name in keys.names() for where, _ in keys.entries(name))
-    sections = {where.partition(".")[0] for where in places if "." in where}
+    entries = [entry for name in keys.names() for entry in keys.entries(name)]
+    sections = {where.partition(".")[0] for where, v in entries if v not in (None, False, "none")}
     found = [
         f"{name}: {word}"
         for name in ("finetuning_type", "peft_scheme")

@@ -54,8 +54,8 @@ def sizes_of(graph: Graph) -> dict[str, tuple[int, ...]]:
     attention = [n for kind, n in kinds if kind == "attention"]
     if not attention:
         return {}
-    # Of layers that keep a state, or are a part of a layer each, projects count differently.
-    mixed = any(operator_of(n.op).caches for kind, n in kinds if kind != "attention")
+    # Where some layers keep a state, projects count differently: all of them, or each part as one.
+    mixed = any(mixes(n.op) for kind, n in kinds if kind != "attention")
     tables = [
         tensors[n.inputs[0]].shape
         for kind, n in kinds
@@ -109,8 +109,15 @@ def hold(claims: Sequence[Claim], graph: Graph, path: str) -> None:
 
 
 def layers_of(graph: Graph) -> int:
-    """Layers of a model: its attentions, 0 without."""
-    return sum(operator_of(n.op).kind == "attention" for n in graph.nodes)
+    """Layers of a model, 0 without attention: those that mix positions."""
+    mixing = [n for n in graph.nodes if mixes(n.op)]
+    return len(mixing) if any(operator_of(n.op).kind == "attention" for n in mixing) else 0
+
+
+def mixes(op: str) -> bool:
+    """Whether an operator is what a layer has one of: attention, or a kernel that keeps a state."""
+    operator = operator_of(op)
+    return operator.kind == "attention" or bool(operator.caches)
 
 
 def _counted(claim: Claim, value: int) -> str:

@@ -25,10 +25,9 @@ from planner.execution.techniques import BESIDE, BLOCK_KEEP, WAITING
 from planner.interop.foreign import project_of
 from planner.interop.keys import Keys, read_keys
 from planner.interop.launchers import hf, levanter, maxtext, megatron, torchtitan
-from planner.interop.model_sizes import Claim, claims_of, layers_of
+from planner.interop.model_sizes import Claim, claims_of, layers_of, mixes
 from planner.interop.settings import Facts, Settings, settings_of
 from planner.machine.topology import Topology
-from planner.ops import operator_of
 from planner.pins.launcher_space import SPACES, choose_launcher
 from planner.pricing.frameworks.selective import modules
 from planner.pricing.frameworks.stages import work_outside
@@ -83,7 +82,7 @@ def facts_of(model: str, topology: Topology, base: GraphFacts) -> Facts:
         first, period, _ = run
         outside = work_outside(base, range(first, first + period * blocks), blocks)
         block = base.graph.nodes[first : first + period]
-        each = max(1, sum(operator_of(n.op).kind == "attention" for n in block))
+        each = max(1, sum(mixes(n.op) for n in block))
     beside = max(0, layers_of(base.graph) - blocks * each)
     return Facts(model, topology, blocks, beside, outside, modules(base.graph), each)
 

@@ -18,6 +18,7 @@ from planner.errors import PlanError, did_you_mean
 from planner.interop.python_modules import Function, Module, Modules, module_of
 from planner.interop.python_values import (
     CALLED,
+    CASES,
     UNKNOWN,
     asked,
     combined,
@@ -31,7 +32,7 @@ MOST_STEPS = 200_000
 """Of all functions of a file, with those that they call elsewhere: several times what a large file
 of recipes takes."""
 DEEPEST = 24
-CLASSES = frozenset({"activation_checkpoint"})
+CLASSES = frozenset({"activation_checkpoint", "peft"})
 """Keys whose value is told by the class that is called."""
 CLASS = "class"
 """The key of that class's name."""
@@ -128,6 +129,7 @@ class _Run:
         self.notes, self.others = list[str](), dict[Path, _Run]()
         self.undecided = list[str]()
         self.depth = self.trying = 0
+        self.unsure = False
         self.constants: dict[str, Any] = {}
         if root is None:
             for n in self.module.body:
@@ -161,14 +163,18 @@ class _Run:
             if keyword is not None:
                 own[argument.arg] = self.value(keyword, {})
         own |= dict(zip(names, given, strict=False)) | {k: v for k, v in named.items() if k in own}
+        before, self.unsure = self.unsure, False
         try:
             self.follow(f.body, own)
+            tables = [own[n] for n in names if isinstance(own[n], dict) and own[n]]
+            if tables:  # it sets its parameter and returns nothing
+                return tables[0]
+            return UNKNOWN if self.unsure else None
         except _Returned as r:
             return r.value
         finally:
             self.root.depth -= 1
-        tables = [own[n] for n in names if isinstance(own[n], dict) and own[n]]
-        return tables[0] if tables else None  # it sets its parameter and returns nothing
+            self.unsure = before
 
     def step(self) -> None:
         """One more."""
@@ -211,7 +217,10 @@ class _Run:
         test = self.value(s.test, names)
         if test is not UNKNOWN and not isinstance(test, dict):
             self.follow(s.body if test else s.orelse, names)
-        elif any(not isinstance(x, ast.Raise | ast.Pass) for x in (*s.body, *s.orelse)):
+            return
+        inside = (*s.body, *s.orelse)
+        self.unsure |= any(isinstance(n, ast.Return) for x in inside for n in ast.walk(x))
+        if any(not isinstance(x, ast.Raise | ast.Pass) for x in inside):
             self.note(s, "an if that cannot be decided is left out")
 
     def _try(self, s: ast.Try, names: dict[str, Any]) -> None:
@@ -329,6 +338,9 @@ class _Run:
             return is_instance(given[0], [_dotted(t) for t in types])
         if name in ("hasattr", "getattr"):
             return asked(name, given)
+        if isinstance(e.func, ast.Attribute) and e.func.attr in CASES and not given:
+            text = self.value(e.func.value, names)
+            return CASES[e.func.attr](text) if isinstance(text, str) else UNKNOWN
         last = name.rpartition(".")[2]
         if last == "replace" and given and isinstance(given[0], dict):
             return {**given[0], **{k: _with_class(k, v) for k, v in named.items()}}

@@ -33,6 +33,8 @@ OPERATIONS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
 }
+CASES: Mapping[str, Callable[[str], str]] = {"lower": str.lower, "upper": str.upper}
+"""Methods of a text that are followed."""
 TYPES: Mapping[str, type] = {"str": str, "int": int, "float": float, "list": list, "bool": bool}
 
 
@@ -108,10 +110,10 @@ def asked(name: str, given: Sequence[Any]) -> Any:
 
 
 def is_instance(value: Any, types: Sequence[str]) -> Any:
-    """Whether a value is of one of the types that are called so; UNKNOWN for other types. A table
-    stands for an object of none of these."""
+    """Whether a value is of one of the types that are called so; UNKNOWN for a table, which stands
+    for an object, and other types than those of plain values."""
     known = [TYPES[t] for t in types if t in TYPES]
-    if not is_known(value) or len(known) < len(types):
+    if not is_known(value) or (isinstance(value, dict) and len(known) < len(types)):
         return UNKNOWN
     return isinstance(value, tuple(known))
 

@@ -224,6 +224,34 @@ large = add(MODELS, Model(name="large", tuning_params={"per_device_batch_size": 
         read_configuration(f"{file}:larg", 8)
 
 
+def test_what_a_function_may_return_is_not_nothing(tmp_path: Path) -> None:
+    """Adapters by a scheme that an if decides on which nobody knows."""
+    text = """
+def scheme(word, other=None):
+    if word.lower() == "none":
+        return None
+    if isinstance(word, Adapters):
+        return word
+    if word.lower() == "lora":
+        return Adapters()
+    if somewhere.else_(other):
+        return Adapters(dim=word)
+def f(word="LoRA"):
+    cfg.train.micro_batch_size = 1
+    cfg.peft = scheme(word)
+    cfg.model.tensor_model_parallel_size = 2
+    return cfg
+def g():
+    return f("None")
+def h():
+    return f("DoRA")
+"""
+    file = laid_out(tmp_path, {"c.py": text}) / "c.py"
+    for name in "fh":
+        assert any("adapters (peft)" in n for n in read_configuration(f"{file}:{name}", 8).notes)
+    assert not any("adapters" in n for n in read_configuration(f"{file}:g", 8).notes)
+
+
 def test_torchtitans_own_default_of_recompute(tmp_path: Path) -> None:
     """By operator, where a file of Python says nothing of it and counts no rows."""
     found = read(tmp_path, "c = Config(parallelism=P(tensor_parallel_degree=2))\n", 8, "c.py")

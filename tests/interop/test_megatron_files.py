@@ -11,9 +11,10 @@ import planner.api as api
 from planner.errors import PlanError
 from planner.interop.launchers import megatron
 from planner.interop.model_sizes import LAYERS, hold, sizes_of
-from planner.interop.price import Configuration, read_configuration
+from planner.interop.price import Configuration, facts_of, read_configuration
 from planner.interop.settings import Facts, Settings
 from planner.machine.topology import for_devices
+from planner.search.search import Search
 
 
 def read(folder: Path, words: str, devices: int) -> Configuration:
@@ -95,3 +96,13 @@ def test_a_name_of_maxtext_says_sizes(tmp_path: Path) -> None:
     plain = api.open_model("zoo:llama-tiny", 8, batch=8).plain
     with pytest.raises(PlanError, match="model_name llama2-70b, with base_num_decoder_layers = 80"):
         hold(claims, plain, "c.yml")
+
+
+def test_layers_of_a_block_are_all_that_mix_positions() -> None:
+    """Exports with stages count them: three states and one attention are four layers."""
+    model = api.open_model("zoo:hybrid-tiny,layers=8", 8, batch=8)
+    request = api.make_request(devices=8)
+    base = Search(model, request).base(1)
+    assert base is not None
+    facts = facts_of("x", request.topology, base)
+    assert (facts.layers, facts.each, facts.beside, facts.all_layers) == (2, 4, 0, 8)
