@@ -222,6 +222,31 @@ def test_casts_around_a_norm_are_part_of_it() -> None:
     assert ops(graph) == ["RMSNormalization"] and graph.trainable == {"w16"}
 
 
+KERAS = {
+    "jax": "t = ReduceSum <keepdims = 0> (x, a) u = Reshape(t, keep) e = Div(u, n) d = Sub(x, e)"
+    " q = Mul(d, d) w = ReduceSum <keepdims = 0> (q, a) z = Reshape(w, keep) g = Div(z, n)"
+    " v = Where(true, g, none) s = Add(v, eps) o = Sqrt(s) r = Div(one, o) f = Mul(r, scale)"
+    " m = ReduceMean(x, a) k = Neg(m) b = Mul(k, f) c = Add(b, bias) h = Mul(x, f) y = Add(h, c)",
+    "tensorflow": "m = ReduceMean(x, a) d = Sub(x, m) q = Mul(d, d) v = ReduceMean(q, a)"
+    " s = Add(v, eps) o = Sqrt(s) r = Reciprocal(o) f = Mul(r, scale) h = Mul(x, f)"
+    " b = Mul(m, f) c = Sub(bias, b) y = Add(h, c)",
+}
+
+
+@pytest.mark.parametrize("backend", list(KERAS))
+def test_layer_norm_as_keras_writes_it(backend: str) -> None:
+    """Its scale was no parameter, and it ran as a dozen operators."""
+    arrays: dict[str, np.ndarray] = {"a": np.array([-1]), "eps": F(1e-3), "scale": rand(1, 1, 8)}
+    arrays |= {"bias": rand(1, 1, 8, seed=1)}
+    if backend == "jax":
+        arrays |= {"keep": np.array([2, 5, 1]), "n": F(8), "one": F(1), "true": np.array(True)}
+        arrays |= {"none": np.full((2, 5, 1), np.nan, F)}
+    made = model(f"(float[2,5,8] x) => (float[2,5,8] y) {{ {KERAS[backend]} }}", 18, **arrays)
+    graph = same(made, {"x": rand(2, 5, 8)})
+    assert ops(graph)[-1] == "LayerNormalization" and len(graph.nodes) <= 3
+    assert graph.trainable == {"scale", "bias"}
+
+
 def test_group_norm_of_old_exporters() -> None:
     text = (
         "(float[2,6,4,4] x) => (float[2,6,4,4] y) { r = Reshape(x, g) n = InstanceNormalization"

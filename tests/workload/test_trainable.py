@@ -515,6 +515,19 @@ def test_filters_that_are_standardised_train() -> None:
     training(read_model(made), microbatches=2)  # no statistics of the batch
 
 
+def test_biases_of_heads_and_of_rows_train() -> None:
+    """Keras on JAX writes them so, without names."""
+    made = model(
+        "(float[2,5,8] x) => (float[2,5,2,4] y) { h = MatMul(x, w) a = Add(h, rows) r = MatMul(a, w)"
+        " s = Reshape(r, heads) y = Add(s, bias) }",
+        w=rand(8, 8),
+        rows=rand(1, 1, 8),
+        heads=np.array([2, 5, 2, 4]),
+        bias=rand(2, 4),
+    )
+    assert read_model(made).trainable == {"w", "rows", "bias"}
+
+
 def test_rows_of_a_made_up_buffer_do_not_train() -> None:
     """A model that writes into an empty tensor (Wan's rotary embeddings): 77 % of a small one's
     parameters were such rows."""

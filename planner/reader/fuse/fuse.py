@@ -6,6 +6,7 @@ from planner.reader.draft.draft import Draft
 from planner.reader.draft.flatten import unflatten
 from planner.reader.draft.simplify import drop_dead, fold_transposes, shorten_views, sink_expands
 from planner.reader.fuse.activations import gelus, rotaries, silus
+from planner.reader.fuse.affine_norms import affine_norms, means
 from planner.reader.fuse.attention import attentions, repeated_heads
 from planner.reader.fuse.experts import experts
 from planner.reader.fuse.experts_build import stored_parts
@@ -22,7 +23,13 @@ def fuse(draft: Draft, as_written: bool = False) -> None:
     attention and experts are others than the compiler makes of what is written out."""
     finder = Finder(draft) if as_written else windows(Finder(draft))
     kernels = () if as_written else ((attentions,), (repeated_heads,), (experts, experts_each))
-    for patterns in ((silus, gelus, bags), (norms, group_norms), (rotaries,), *kernels):
+    for patterns in (
+        (silus, gelus, bags, means),
+        (affine_norms,),
+        (norms, group_norms),
+        (rotaries,),
+        *kernels,
+    ):
         for pattern in patterns:
             pattern(finder)
         finder = finder.applied()

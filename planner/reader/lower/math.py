@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from planner.reader.draft.fold import numpy_dtype
-from planner.reader.draft.shapes import ShapeError, words
+from planner.reader.draft.shapes import ShapeError, broadcast, words
 from planner.reader.lower.call import Call
 from planner.reader.onnx.tensors import dtype_name
 
@@ -44,6 +44,13 @@ def _binary(call: Call) -> None:
 
 
 def _where(call: Call) -> None:
+    condition = call.draft.value(call.arg(0))
+    if condition is not None and condition.size and (condition.all() or not condition.any()):
+        chosen = call.arg(1 if condition.all() else 2)
+        whole = broadcast(condition.shape, call.shape(1), call.shape(2))
+        if call.draft.shape(chosen) == whole:
+            call.bind(chosen)  # a guard of what is known
+            return
     call.result("Where", call.inputs)
 
 

@@ -11,9 +11,10 @@ a Gather of rows that are known: the gates of a recurrent layer, which exporters
     Conv, ConvTranspose filters;  LSTM, GRU, RNN  W, R, B;  Gather, GatherND  the table
     RoutedExperts       stacks of weights and of biases
     norms               scale and bias
-    Add, Mul            a vector as long as the last dim, or [C, 1, ..], of an operand that depends
-                        on data; [C, 1] behind a convolution; a named leaf [H, 1] that scales the
-                        heads of [B, .., H, D] (Mamba's D)
+    Add, Mul            a vector as long as the last dim (heads and their width, where a product is
+                        seen so), or [C, 1, ..], of an operand that depends on data; [C, 1] behind
+                        a convolution; a named leaf [H, 1] that scales the heads of [B, .., H, D]
+                        (Mamba's D)
 
 and anywhere, through arithmetic with others too (a norm of its own, a scalar factor), when the file
 says that it is a parameter: by the exporter's record, or by a name that modules give to nothing
@@ -157,6 +158,7 @@ def slot_kind(draft: Draft, op: Op, slot: int, data: set[str]) -> str:
         if (
             _vector(shape, out)
             or behind
+            or (kind == "Add" and _of_heads(draft, shape, maker))
             or (kind == "Mul" and named(op.inputs[slot]) and len(out) > 3 and shape == (out[-2], 1))
         ):
             return "bias" if kind == "Add" else "scale"
@@ -197,11 +199,26 @@ def named(name: str) -> bool:
     return "." in name and "::" not in name and "/" not in name
 
 
+def _of_heads(draft: Draft, shape: tuple[int, ...], maker: Op | None) -> bool:
+    """Whether a tensor [H, D] is as long as the rows of a product that is seen in heads: Keras adds
+    biases so."""
+    product = draft.maker.get(maker.inputs[0]) if maker is not None else None
+    return (
+        maker is not None
+        and maker.op == "Reshape"
+        and product is not None
+        and product.op == "MatMul"
+        and len(shape) > 1
+        and draft.shape(maker.outputs[0])[-len(shape) :] == shape
+        and draft.shape(product.outputs[0])[-1] == math.prod(shape)
+    )
+
+
 def _vector(shape: tuple[int, ...], out: tuple[int, ...]) -> bool:
-    """True for [last dim], and for [C, 1, ..] or [1, C, 1, ..] aligned to dim 1 of a tensor of rank
-    three or more."""
-    if len(shape) == 1:
-        return bool(out) and shape[0] == out[-1]
+    """True for [last dim], for [1, 1, last dim] of rank three, and for [C, 1, ..] or [1, C, 1, ..]
+    aligned to dim 1 of a tensor of rank three or more."""
+    if len(shape) == 1 or (len(shape) == len(out) == 3 and shape[:2] == (1, 1)):
+        return bool(out) and shape[-1] == out[-1]
     lead = len(out) - len(shape)
     channel = [k + lead for k, n in enumerate(shape) if n != 1]
     return (
