@@ -28,7 +28,7 @@ from planner.interop.python_values import (
     known_of,
 )
 
-MOST_STEPS = 200_000
+MOST_STEPS = 100_000
 """Of all functions of a file, with those that they call elsewhere: several times what a large file
 of recipes takes."""
 DEEPEST = 24

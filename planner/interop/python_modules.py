@@ -91,6 +91,11 @@ class Modules:
         return self._origins[key]
 
     def _origin(self, module: Module, name: str, depth: int) -> tuple[Module, str] | None:
+        held, _, last = name.rpartition(".")
+        if held in module.imports and last:  # of a module that is imported whole
+            of = module.imports[held]
+            there = self._found(module.path, Import(f"{of.module}.{of.name}", of.level, last))
+            return (there, last) if there is not None and last in there.functions else None
         found = module.imports.get(name)
         if depth > HIGHEST or (found is None and not module.everything):
             return None

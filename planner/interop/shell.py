@@ -52,6 +52,8 @@ SHELLS = ("bash", "sh", "zsh")
 FOLLOWED = (".sh", ".bash")
 LARGEST = 2**20
 """Bytes of a script that another starts."""
+MOST_SCRIPTS = 64
+"""Scripts that one sources and starts, at any depth."""
 ENDS = ("then", "elif", "else", "fi", "do", "done", "esac")
 SEPARATORS = ("\n", ";", "&&", "||", "|", "&", ";;", "(", ")")
 _OPERATION = re.compile(
@@ -79,7 +81,7 @@ class Script:
         self.commands: list[Command] = []
         self.names: set[str] = set()
         self.notes: list[str] = []
-        self.words = 0
+        self.words = self.followed = 0
         self.stopped = False
         self._run_text(text, 1, 0)
 
@@ -387,8 +389,9 @@ class _Reader:
         if script.file is None or not name.endswith(FOLLOWED):
             return False
         there = found(script.file, name.rpartition(END)[2].lstrip("/"))
-        if there is None or self.depth >= DEEPEST:
+        if there is None or self.depth >= DEEPEST or script.followed >= MOST_SCRIPTS:
             return False
+        script.followed += 1
         try:
             text = read_text(there, LARGEST)
         except (OSError, ValueError):

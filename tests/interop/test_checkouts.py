@@ -107,6 +107,21 @@ def test_recipes_that_import_others_are_followed(tmp_path: Path) -> None:
     assert other.settings.stage == 3 and other.settings.recompute == "block"
 
 
+def test_modules_that_are_imported_whole(tmp_path: Path) -> None:
+    """NeMo's recipes for long rows call those of the model by its module."""
+    files = {
+        "nemo/recipes/small.py": "def recipe(tensor=1, length=8):\n"
+        "    return Config(strategy=S(tensor_model_parallel_size=tensor), micro_batch_size=1,"
+        " seq_length=length)\n",
+        "nemo/recipes/long.py": "from nemo.recipes import small as base\n"
+        "def f():\n    r = base.recipe(tensor=4, length=64)\n"
+        "    r.trainer = Trainer(devices=4, num_nodes=4)\n    return r\n",
+    }
+    found = read_configuration(f"{laid_out(tmp_path, files) / 'nemo/recipes/long.py'}:f", 8)
+    assert (found.settings.tensor, found.settings.length) == (4, 64)
+    assert found.notes == ("it starts 16 processes, and is priced on 8 devices",)
+
+
 def test_a_file_alone_says_what_it_does_not_know(tmp_path: Path) -> None:
     """The same recipe without its checkout."""
     path = tmp_path / "mine.py"

@@ -63,6 +63,19 @@ def test_recompute_of_some_layers_is_the_nearer_of_all_and_none(
     assert read(tmp_path, f"{full} {words}", 4).settings.recompute == recompute
 
 
+def test_megatron_under_deepspeed(tmp_path: Path) -> None:
+    """Its ZeRO stage, sequence ranks, experts and recompute stand beside Megatron's arguments."""
+    words = (
+        "--zero-stage 3 --ds-sequence-parallel-size 2 --moe-expert-parallel-size 2"
+        " --checkpoint-activations --no-pipeline-parallel --pipeline-model-parallel-size 2"
+    )
+    found = read(tmp_path, words, 8)
+    assert found.settings == Settings(
+        4, data=2, expert=2, sequence=2, zero_stage=3, recompute="block"
+    )
+    assert found.notes == ("sequence ranks of DeepSpeed (Ulysses) are priced as context ranks",)
+
+
 def test_the_older_word_for_experts_that_are_recomputed(tmp_path: Path) -> None:
     assert read(tmp_path, "--moe-layer-recompute", 4).settings.recompute == "block"
 

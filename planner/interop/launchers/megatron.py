@@ -33,7 +33,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import groupby
-from math import gcd
+from math import gcd, prod
 from shlex import quote
 
 from planner.errors import PlanError
@@ -60,10 +60,12 @@ NAME, SUFFIX = "megatron", ".yaml"
 MARKS = r"\w+_model_parallel_size|context_parallel_size|micro_batch_size"
 OWN = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 """Keys that no other launcher's files have."""
-FIRST = ("mixed_precision", "train", "model")
+FIRST = ("mixed_precision", "trainer.plugins", "train", "model")
 """Sections whose value of a key counts: Megatron-Bridge sets sums of gradients from its
-mixed_precision, and files of NeMo say sizes of data and of encoders of images beside the
-model's."""
+mixed_precision, NeMo's recipes from a plugin, and files of NeMo say sizes of data and of encoders
+of images beside the model's."""
+STARTED = ("trainer.devices", "trainer.num_nodes")
+"""Keys of NeMo whose product is the number of processes."""
 SIZES = {
     LAYERS: ("num_layers",),
     HIDDEN: ("hidden_size",),
@@ -339,7 +341,9 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             "pipeline_model_parallel_size",
         )
     )
-    ep = keys.whole(1, "expert_model_parallel_size")
+    ep = keys.whole(1, "expert_model_parallel_size", "moe_expert_parallel_size")
+    cp *= _ulysses(keys, notes)
+    pp = 1 if keys.flag(False, "no_pipeline_parallel") else pp
     replicas, rest = divmod(devices, tp * cp * pp)
     if rest or not replicas:
         raise PlanError(
@@ -357,6 +361,9 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     ]
     notes += _left_out(keys, pp)
     notes += adapters.notes_of(keys)
+    started = [n for n in map(keys.at, STARTED) if type(n) is int]
+    if len(started) == len(STARTED) and prod(started) != devices:
+        notes.append(f"it starts {prod(started)} processes, and is priced on {devices} devices")
     notes += optimizers.notes_of(keys, "optimizer")
     zero = _zero_stage(keys, pp, notes)
     copies = keys.whole(1, "num_distributed_optimizer_instances") if zero else 1
@@ -378,6 +385,14 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         precision=precisions.read(NAME, keys, notes),
     )
     return replace(said, exchanges=_exchanges(said, keys, notes)), notes
+
+
+def _ulysses(keys: Keys, notes: list[str]) -> int:
+    """Sequence ranks of Megatron-DeepSpeed."""
+    ranks = keys.whole(1, "ds_sequence_parallel_size")
+    if ranks > 1:
+        notes.append("sequence ranks of DeepSpeed (Ulysses) are priced as context ranks")
+    return ranks
 
 
 def _expert_ranks(
@@ -543,12 +558,15 @@ def _zero_stage(keys: Keys, stages: int, notes: list[str]) -> int:
     distributed = keys.flag_anywhere("use_distributed_optimizer")  # as Megatron-Bridge syncs both
     distributed |= keys.at("optim.name") in DISTRIBUTED  # NeMo
     zero = max(int(distributed), known[sharding] if fsdp else 0)
+    zero = max(zero, keys.whole(0, "zero_stage", least=0))  # Megatron-DeepSpeed
     if keys.flag(False, "fsdp"):  # NeMo
         zero = 2 if keys.word("full", "fsdp_sharding_strategy") in ("grad", "shard_grad_op") else 3
     if keys.flag(False, "use_torch_fsdp2"):
         zero = 2 if keys.flag(False, "torch_fsdp2_no_reshard_after_forward") else 3
-    default = [where for where, _ in keys.entries(SHARDED)] == [f"ddp.{SHARDED}"]
-    if known[sharding] and not fsdp and not default:  # recipes of Megatron-Bridge all have it
+    own = [
+        where for where, _ in keys.entries(SHARDED) if not f".{where}".endswith(f".ddp.{SHARDED}")
+    ]
+    if known[sharding] and not fsdp and own:  # a table of DDP has it whatever shards
         notes.append("data_parallel_sharding_strategy says nothing without use_megatron_fsdp")
     if zero == 3 and stages > 1:
         notes.append("ZeRO-3 with stages is priced as ZeRO-2")
@@ -596,6 +614,8 @@ def _recompute(keys: Keys, layers: int, notes: list[str]) -> str:
     experts = keys.flag(False, "moe_layer_recompute")
     if not word and (keys.flag(False, "recompute_activations") or experts):
         word = "selective"
+    if not word and keys.flag(False, "checkpoint_activations"):  # Megatron-DeepSpeed
+        word = "full"
     if word not in ("", "full", "selective"):
         raise PlanError(
             "P191", f"recompute_granularity = {word!r}", help=["full, selective or null"]
