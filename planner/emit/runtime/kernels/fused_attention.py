@@ -26,9 +26,9 @@ WITHOUT_FLASH = ("P100", "V100", "T4", "GTX", "TITAN", "Quadro")
 HOPPER = ("H100", "H200", "H20", "H800")
 """Those on which it takes heads of up to 256 elements, by parts of their names; of others 128."""
 BLACKWELL = ("B200", "B300")
-"""Those on which it also takes `LATENT` heads as they are, by parts of their names."""
 LATENT = (192, 128)
-"""Elements of a key and of a value in multi-head latent attention."""
+"""Elements of a key and of a value in multi-head latent attention, which cuDNN takes as they are on
+Hopper and on Blackwell."""
 LATENT_SINCE = 91100
 """The version of cuDNN that takes those first."""
 
@@ -91,7 +91,7 @@ def attention_kernel(q, k, v, mask=None, cap=0.0, window=0):
 
 def is_latent(q, k, v, mask, window):
     """Whether cuDNN takes values that are narrower than keys as they are, on these devices."""
-    there = any(new in device_name() for new in BLACKWELL)
+    there = any(new in device_name() for new in HOPPER + BLACKWELL)
     if not there or (q.shape[3], v.shape[3]) != LATENT:
         return False
     import jax._src.cudnn.fused_attention_stablehlo as cudnn
