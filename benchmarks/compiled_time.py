@@ -96,6 +96,7 @@ CASES = (
     # Experts, encoders, encoder and decoder, images, state spaces.
     Case("mixtral-8x7b,layers=2,seq=4096", 8, 16, "expert=8"),
     Case("mixtral-8x7b,layers=2,seq=4096", 8, 16, ""),
+    Case("mixtral-8x7b,layers=4,seq=4096", 8, 16, "dp=8,zero=3,recompute=block"),
     Case("deepseek-moe-16b,layers=4,seq=4096", 8, 16, "expert=8"),
     Case("bert-large", 8, 256, "dp=8"),
     Case("t5-large", 8, 64, "dp=8"),

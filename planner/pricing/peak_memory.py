@@ -66,9 +66,9 @@ from planner.pricing.weight_offload import offloaded_weights
 from planner.sharding.layout import Layout, group, local_shape
 
 GATHERED_BLOCKS = 1
-"""Whole weights of so many blocks are there at a time under ZeRO stage 3, and gradients that are
-not scattered yet among them: they are gathered one by one, a little before they are read, and gone
-when they were."""
+"""Whole weights of so many blocks are there at least under ZeRO stage 3, and gradients that are not
+scattered yet among them: they are gathered one by one, a little before they are read, and gone when
+they were."""
 PARKED_ARRAYS = 2
 """Parameters (of blocks those of one repeat) whose new state is on its way to the host's memory at
 the same time: one that is written, one that is made. The GPU compiler's schedule of a step with
@@ -563,14 +563,31 @@ def passes(
         )
 
 
-def gathered_bytes(plan: Plan, gathered: Mapping[int, float]) -> float:
+def gathered_blocks(base: GraphFacts, pricer: Pricer, recompute: str) -> int:
+    """Whole weights of how many blocks a loop has at a time under ZeRO stage 3, gradients that are
+    not scattered yet among them (docs/memory.md).
+
+    The GPU compiler scatters a repeat's gradients while the next one runs. Beside them lie all
+    weights of a block that is made again when its values are there and its gradients begin, and of
+    experts whose kernels make the gradients of all their weights together.
+    """
+    if pricer.topology.device.kind != "gpu" or base.written_out:
+        return GATHERED_BLOCKS
+    nodes = base.graph.nodes
+    experts = any(operator_of(nodes[i].op).kind == "experts" for i in base.looped)
+    return GATHERED_BLOCKS + (experts or recompute != "none")
+
+
+def gathered_bytes(
+    base: GraphFacts, plan: Plan, pricer: Pricer, gathered: Mapping[int, float]
+) -> float:
     """Bytes of what is gathered of weights at a time, and of gradients before they are scattered:
-    together as much as the weights of the largest block (docs/memory.md)."""
+    as much as the weights of so many of the largest block."""
     layer: dict[int, float] = {}
     for i, size in gathered.items():
         if (block := block_of(plan, i)) < 0:
             layer[block] = layer.get(block, 0.0) + size
-    return GATHERED_BLOCKS * max(layer.values(), default=0.0)
+    return gathered_blocks(base, pricer, plan.recompute) * max(layer.values(), default=0.0)
 
 
 def temporaries(
@@ -589,7 +606,7 @@ def temporaries(
         own *= 1 + terms * (copies > 1 and behind)
         less = 0.0 if behind else float(gone[base.turns[p.i]])
         largest[behind] = max(largest[behind], p.work + own - less)
-    full = gathered_bytes(flow.plan, gathered)
+    full = gathered_bytes(base, flow.plan, pricer, gathered)
     return largest[False] + full, largest[True] + full * (flow.plan.stages > 1)
 
 
@@ -634,7 +651,7 @@ def _liveness(base: GraphFacts, flow: Flow, pricer: Pricer, weights: _WeightByte
     operators = OperatorBytes(
         saved * slack,
         results * slack,
-        (workspace + gathered_bytes(flow.plan, weights.gathered)) * slack,
+        (workspace + gathered_bytes(base, flow.plan, pricer, weights.gathered)) * slack,
         postponed * slack,
     )
     return backward_liveness(base.passing, operators, buffers, batch * slack)

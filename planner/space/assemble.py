@@ -45,6 +45,7 @@ from planner.space.live_spans import Kept, Span, live_spans
 from planner.space.liveness_points import (
     above_saved,
     forward_bytes,
+    gathered_beside,
     gone_before,
     only_in_blocks,
     outside_gradients,
@@ -336,6 +337,7 @@ def _state_and_saved(
         saved = saved + slack * (policy.saved_bytes + policy.on_way_bytes)
     zero, micro = techniques.zero_stage, techniques.microbatches
     state = arrays.state_bytes[zero] - outside_gradients(space, zero, micro)[0]
+    state = state + gathered_beside(space, zero, techniques.recompute)
     if micro > 1:
         state = state + arrays.grad_accumulator_bytes[zero]
     if shares is not None:
@@ -490,7 +492,7 @@ def _only_in_blocks(space: Space, techniques: Techniques, uncut: bool = False) -
     zero, micro = techniques.zero_stage, techniques.microbatches
     again = takes_repeats_whole(space.base, space.pricer, zero) or recomputes(space, techniques)
     part = space.parts / micro if uncut else 1.0
-    result = only_in_blocks(space, zero, micro, part if again else 0.0)
+    result = only_in_blocks(space, zero, micro, part if again else 0.0, techniques.recompute)
     shares = _stage_shares(space, techniques)
     return result if shares is None else result * shares.share
 
