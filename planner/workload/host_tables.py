@@ -72,7 +72,10 @@ def with_host_tables(graph: Graph, microbatches: int, place: str) -> Graph:
             "P029",
             "no table to keep on hosts: none is read by the ids of an input alone, with more rows"
             " than a batch has ids",
-            help=["--tables device"],
+            help=[
+                "--tables device",
+                "export with the ids of each table as an input, where one input holds those of all",
+            ],
         )
     pieces = {
         n: microbatches * sum(graph.tensors[i].elements for i in h.ids) for n, h in found.items()

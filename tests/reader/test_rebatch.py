@@ -49,6 +49,29 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "back": np.array([2, 3, 8]),
         },
     ),
+    "queries_of_each_sample_before_heads": (  # SigLIP's pooling, as torch writes its attention
+        (
+            "{ m = Transpose <perm = [1,0,2]> (x) h = Reshape(m, heads) p = MatMul(probe, w) q ="
+            " Reshape(p, one) k = Transpose <perm = [1,2,0]> (h) r = Transpose <perm = [1,0,2]> (q)"
+            " s = MatMul(r, k) a = Softmax <axis = -1> (s) v = Transpose <perm = [1,0,2]> (h) o ="
+            " MatMul(a, v) f = Transpose <perm = [1,0,2]> (o) y = Reshape(f, back) }"
+        ),
+        {
+            "heads": np.array([3, 4, 4]),
+            "probe": np.repeat(rand(1, 1, 8), 2, axis=1),
+            "w": rand(8, 8),
+            "one": np.array([1, 4, 4]),
+            "back": np.array([2, 8]),
+        },
+    ),
+    "positions_of_each_sample_through_a_convolution": (
+        "{ c = Conv(positions, k) r = Reshape(c, rows) y = Add(x, r) }",
+        {
+            "positions": np.repeat(rand(1, 2, 3, 8), 2, axis=0),
+            "k": rand(1, 2, 1, 1),
+            "rows": np.array([2, 3, 8]),
+        },
+    ),
     "expanded_token": (
         "{ e = Expand(cls, shape) c = Concat <axis = 1> (e, x) y = Slice(c, one, four, one) }",
         {

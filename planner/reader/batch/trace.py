@@ -198,7 +198,7 @@ def behind(
         return below or None
     if op.op in LAYERS:
         return _behind_layer(draft, op, rank, axis, factors)
-    if op.op in ALONE or op.op in ("CumSum", "Trilu"):
+    if op.op in ALONE or op.op in ("CumSum", "Trilu") or (op.op == "Conv" and axis == 0):
         return [(op.inputs[0], axis, factors)]
     if op.op == "Transpose":
         return [(op.inputs[0], op.attrs["perm"][axis], factors)]
@@ -223,6 +223,9 @@ def behind(
         for k, m in enumerate(source):
             if m == n and math.prod(source[:k]) == before:
                 return [(op.inputs[0], k, factors)]
+        for k, m in enumerate(source):  # batch and heads in one dim: the batch comes first
+            if factors[0] == 0 and m == old > 1 and math.prod(source[:k]) == before:
+                return [(op.inputs[0], k, (0,))]
         return None
     if op.op in ("Gather", "GatherND"):
         return _behind_lookup(draft, op, axis, factors, old)
