@@ -65,6 +65,20 @@ def test_one_module_called_twice_has_one_bias() -> None:
     assert biases(traced(["m.fc", "m.fc_1"], share_weight=True)) == ["m.fc.bias"]
 
 
+def test_biases_of_copied_layers_are_parted_whatever_their_values() -> None:
+    """nn.TransformerEncoder copies one layer: the exporter stores equal biases once, and the layers
+    trained as one."""
+    for scopes, share_weight, parts in (
+        (["h.0.fc", "h.1.fc"], False, 2),
+        (["h.0.fc", "h.1.fc"], True, 1),
+        (["fc", "fc_1"], False, 1),
+    ):
+        made = traced(scopes, share_weight=share_weight)
+        bias = next(t for t in made.graph.initializer if t.name.endswith("bias"))
+        bias.CopyFrom(onnx.numpy_helper.from_array(rand(4, seed=1), bias.name))
+        assert len(biases(made)) == parts
+
+
 def test_a_numbered_name_that_is_stored_is_a_module() -> None:
     assert biases(traced(["m.fc", "m.fc_1"], share_weight=True, stored=("m.fc_1",))) == [
         "m.fc.bias",

@@ -384,6 +384,7 @@ def resolve_ties(draft: Draft) -> list[Use]:
     readers = users(draft)
     again = _second_calls(draft, by_leaf)
     parted: list[str] = []
+    shared = _called_together(by_leaf)
     for leaf in list(by_leaf):
         soft = [
             u
@@ -392,7 +393,7 @@ def resolve_ties(draft: Draft) -> list[Use]:
         ]
         if len(soft) < 2 or len(soft) != len(by_leaf[leaf]):
             continue
-        if not (_may_part(draft, leaf) or _of_one_norm(leaf, soft)):
+        if not (_may_part(draft, leaf) or _of_one_module(leaf, soft, shared)):
             continue
         groups: dict[str, list[Use]] = {}
         for use in soft:
@@ -442,14 +443,27 @@ def _may_part(draft: Draft, leaf: str) -> bool:
     return (ref is not None and ref.kind != "inline") or draft.splat(leaf) is not None
 
 
-def _of_one_norm(leaf: str, soft: list[Use]) -> bool:
-    """Whether a leaf that several modules' norms read is named after one of them: then the others'
-    were equal to it, and were merged whatever the values are. A norm that several modules were to
-    share would be one module; where its scope is another's with a number, as tracing exporters call
-    a module's later calls, it may be that."""
+def _called_together(by_leaf: dict[str, list[Use]]) -> set[str]:
+    """Scopes that read a matrix which another scope reads too: one module under several names."""
+    found: set[str] = set()
+    for uses in by_leaf.values():
+        scopes = {u.op.scope for u in uses if u.kind not in ("scale", "bias")}
+        if len(scopes) > 1:
+            found |= scopes
+    return found
+
+
+def _of_one_module(leaf: str, soft: list[Use], shared: set[str]) -> bool:
+    """Whether a leaf that several modules' norms read, or products of matrices of their own have
+    as bias, is named after one of them: then the others' were equal to it (layers of
+    nn.TransformerEncoder are copies of one), and were merged whatever the values are. A module that
+    several were to share would be one; where its scope is another's with a number, as tracing
+    exporters call a module's later calls, it may be that."""
     scopes = {u.op.scope for u in soft}
     owner = next((scope for scope in scopes if scope and leaf.startswith(f"{scope}.")), None)
-    if owner is None or "" in scopes or any(u.op.op not in _NORMS for u in soft):
+    if owner is None or "" in scopes or any(u.op.op not in (*_NORMS, "Add") for u in soft):
+        return False
+    if any(u.op.op == "Add" for u in soft) and not shared.isdisjoint(scopes):
         return False
     later = (_NUMBERED.fullmatch(scope) for scope in scopes)
     return not any(m and m[1] == owner for m in later)
