@@ -209,6 +209,11 @@ class Keys:
             )
         return values[0]
 
+    def some(self, name: str) -> Any:
+        """A value of a key that nothing is computed with, whoever says it; None without one."""
+        self._read.add(name)
+        return next((v for _, v in self._values.get(name, ()) if v is not None), None)
+
     def at(self, place: str) -> Any:
         """Value of the key at a place, where others have its last name, too: `optim.name`; None
         where there is none."""

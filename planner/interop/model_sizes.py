@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from planner.errors import PlanError
 from planner.graph.ir import Graph
 from planner.interop.keys import Keys
+from planner.interop.unset import COMPUTED, Unset
 from planner.ops import operator_of
 
 LAYERS, HIDDEN, HEADS, GROUPS, INNER, VOCABULARY, EXPERTS = (
@@ -41,6 +42,10 @@ def claims_of(keys: Keys, names: Mapping[str, Sequence[str]]) -> tuple[Claim, ..
     found = []
     for size, spellings in names.items():
         key = next((k for k in spellings if k in keys), "")
+        if any(
+            v == COMPUTED for k in spellings for _, v in keys.entries(k) if isinstance(v, Unset)
+        ):
+            continue  # nobody knows here: nothing is held against it
         value = keys.whole(0, *spellings, least=-1) if key else 0
         if value > 0:  # others stand for the model's own
             found.append(Claim(key, size, value, value))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from costmodels.optimizers import OPTIMIZERS
 from planner.interop.keys import Keys
+from planner.interop.unset import Unset
 
 ADAM = ("adam", "adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adam_pax", "fusedadam")
 """Names of AdamW's state in float32, of which fused kernels and weight decay change nothing."""
@@ -11,7 +12,8 @@ ADAM = ("adam", "adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adam_p
 
 def notes_of(keys: Keys, *places: str) -> list[str]:
     """What to say of the optimizer that a file names at one of some places."""
-    name = next((str(v) for place in places if isinstance(v := keys.at(place), str)), "")
+    said = (keys.at(place) for place in places)
+    name = next((v for v in said if isinstance(v, str) and not isinstance(v, Unset)), "")
     word = name.lower().rpartition(".")[2]
     if not word or word in ADAM:
         return []

@@ -19,6 +19,8 @@ from planner.interop.python_modules import Function, Module, Modules, module_of
 from planner.interop.python_values import (
     CALLED,
     CASES,
+    NAMING,
+    REGISTRIES,
     UNKNOWN,
     asked,
     combined,
@@ -36,8 +38,6 @@ CLASSES = frozenset({"activation_checkpoint", "peft"})
 """Keys whose value is told by the class that is called."""
 CLASS = "class"
 """The key of that class's name."""
-REGISTRIES = ("model_registry",)
-"""Functions that are not followed: what they are called with says more than what they return."""
 
 
 class _Returned(Exception):
@@ -330,6 +330,8 @@ class _Run:
         named = {k.arg: self.value(k.value, names) for k in e.keywords if k.arg}
         if name in self.module.functions:
             return self.call(self.module.functions[name], given, named)
+        if name in NAMING and given and isinstance(given[0], str):
+            return given[0]
         origin = self.file.modules.origin(self.module, name) if name not in REGISTRIES else None
         if origin is not None and origin[1] in origin[0].functions:
             return self._elsewhere(origin[0]).call(origin[0].functions[origin[1]], given, named)

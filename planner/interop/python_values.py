@@ -7,12 +7,16 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from planner.interop.unset import Unset
+from planner.interop.unset import COMPUTED
 
 LONGEST = 4096
 """Items of a list."""
 CALLED = "()"
 """The key under which a table remembers what was called; no key of a file is called so."""
+REGISTRIES = ("model_registry",)
+"""Functions that are not followed: what they are called with says more than what they return."""
+NAMING = ("get_mixed_precision_config",)
+"""Functions that return what a text names, for which the text stands."""
 DEEPEST = 12
 """Tables in tables."""
 OPERATIONS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
@@ -43,8 +47,6 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
-COMPUTED = Unset("=")
-"""The same in a table that is read."""
 
 
 def hashable(value: Any) -> Any:
@@ -118,6 +120,15 @@ def is_instance(value: Any, types: Sequence[str]) -> Any:
     return isinstance(value, tuple(known))
 
 
+def is_answer(value: Any) -> bool:
+    """Whether a value is what a function returns that nobody follows, and nothing was set in it; a
+    class makes a table."""
+    if not isinstance(value, dict) or set(value) != {CALLED}:
+        return False
+    called = value[CALLED].rpartition(".")[2]
+    return called not in REGISTRIES and not called[:1].isupper()
+
+
 def known_of(table: Mapping[Any, Any], depth: int = 0) -> dict[str, Any]:
     """A table with what is unknown as COMPUTED; of calls in a list the names of what is called."""
     if depth > DEEPEST:
@@ -126,7 +137,7 @@ def known_of(table: Mapping[Any, Any], depth: int = 0) -> dict[str, Any]:
     for key, value in table.items():
         if not isinstance(key, str) or key == CALLED:
             continue
-        if value is UNKNOWN:
+        if value is UNKNOWN or is_answer(value):
             out[key] = COMPUTED
         elif isinstance(value, dict):
             out[key] = known_of(value, depth + 1)

@@ -17,3 +17,7 @@ def shown(value: Any) -> str:
     return {"(": "what a command prints", "=": "computed where the file runs"}.get(
         value, f"${value}"
     )
+
+
+COMPUTED = Unset("=")
+"""What is computed where a file of Python runs."""

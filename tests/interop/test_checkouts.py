@@ -267,6 +267,24 @@ def h():
     assert not any("adapters" in n for n in read_configuration(f"{file}:g", 8).notes)
 
 
+def test_sizes_that_are_computed_are_held_against_nothing(tmp_path: Path) -> None:
+    """A key that decides the price is an error, one that does not is none."""
+    text = """
+def f():
+    cfg.train.micro_batch_size = 1
+    cfg.model.num_layers = layers_of(x)
+    cfg.ddp.outer_dp_sharding_strategy = strategy(x)
+    return cfg
+"""
+    (tmp_path / "c.py").write_text(text)
+    found = read_configuration(f"{tmp_path / 'c.py'}:f", 8)
+    assert found.claims == ()
+    assert found.notes[-1].startswith("outer_dp_sharding_strategy is left out")
+    (tmp_path / "c.py").write_text(text.replace("micro_batch_size = 1", "micro_batch_size = n()"))
+    with pytest.raises(PlanError, match="train.micro_batch_size is computed where the file runs"):
+        read_configuration(f"{tmp_path / 'c.py'}:f", 8)
+
+
 def test_torchtitans_own_default_of_recompute(tmp_path: Path) -> None:
     """By operator, where a file of Python says nothing of it and counts no rows."""
     found = read(tmp_path, "c = Config(parallelism=P(tensor_parallel_degree=2))\n", 8, "c.py")

@@ -281,7 +281,7 @@ def _left_out(keys: Keys) -> list[str]:
         *adapters.notes_of(keys),
         *optimizers.notes_of(keys, "optim", "optimizer.type"),
         *(f"{name} is left out: nothing is priced in the host's memory" for name in host),
-        *(f"{name} is left out: {why}" for name, why in LEFT_OUT.items() if _on(keys.get(name))),
+        *(f"{name} is left out: {why}" for name, why in LEFT_OUT.items() if _on(keys.some(name))),
     ]
 
 

@@ -302,7 +302,7 @@ def _custom(keys: Keys, notes: list[str]) -> str:
 
 def _said(keys: Keys, key: str) -> bool:
     """Whether a key says something: base.yml has "", -1 and false where it does not."""
-    return keys.get(key) not in (None, "", -1, 0, False)
+    return keys.some(key) not in (None, "", -1, 0, False)
 
 
 def _inner(s: Settings, facts: Facts) -> dict[str, tuple[int, int]]:

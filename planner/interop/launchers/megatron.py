@@ -53,6 +53,7 @@ from planner.interop.model_sizes import (
     claims_of,
 )
 from planner.interop.settings import Facts, Rounds, Settings, sharing
+from planner.interop.unset import COMPUTED
 from planner.pins.launcher_space import ends
 from planner.pricing.frameworks.selective import DENSE, LATENTS, NORMS, ROUTED, SHARED
 
@@ -446,7 +447,7 @@ def _left_out(keys: Keys, stages: int) -> list[str]:
     return [
         f"{key} is left out: {why}"
         for key, why in LEFT_OUT.items()
-        if keys.get(key) and key not in known
+        if keys.some(key) and key not in known
     ]
 
 
@@ -460,7 +461,8 @@ def _length(keys: Keys) -> int:
 
 def _layers(keys: Keys) -> int:
     """Layers that the file says, or the model has; 0 where nobody knows."""
-    return keys.whole(0, "num_layers") or keys.layers()
+    unknown = keys.some("num_layers") == COMPUTED
+    return keys.layers() if unknown else keys.whole(0, "num_layers") or keys.layers()
 
 
 def _counts(layout: object) -> tuple[int, ...]:
