@@ -326,7 +326,7 @@ def _counts_words(keys: Keys) -> bool:
     places = [where for where, value in keys.entries("vocab_size") if value is not None]
     own = [where for where in places if where.rpartition(".")[0] != "tokenizer"]
     from_tokenizer = keys.flag(False, "use_tokenizer_vocab_size")
-    keys.get("vocab_size") if own or from_tokenizer else keys.at("tokenizer.vocab_size")
+    keys.some("vocab_size") if own or from_tokenizer else keys.at("tokenizer.vocab_size")
     return bool(own) or from_tokenizer
 
 
@@ -441,7 +441,7 @@ def _left_out(keys: Keys, stages: int) -> list[str]:
     layers = _layers(keys)
     priced = layers and ends(layers, stages) == tuple(keys.whole(0, end) for end in ENDS)
     known: tuple[str, ...] = ENDS if priced else ()
-    if layout := keys.get(LAYOUT):
+    if layout := _known_layout(keys):
         counts = _counts(layout)
         known = (LAYOUT,) if counts == laid_out_blocks(sum(counts), len(counts), 0, 0) else ()
     return [
@@ -465,6 +465,11 @@ def _layers(keys: Keys) -> int:
     return keys.layers() if unknown else keys.whole(0, "num_layers") or keys.layers()
 
 
+def _known_layout(keys: Keys) -> object:
+    """A layout that the file says itself; None where there is none, or running it would say it."""
+    return None if keys.some(LAYOUT) == COMPUTED else keys.get(LAYOUT)
+
+
 def _counts(layout: object) -> tuple[int, ...]:
     """Layers of each chunk of a layout, a text or the lists that recipes have."""
     if isinstance(layout, list | tuple):
@@ -485,7 +490,7 @@ def _unrolled(layout: str) -> str:
 def _virtual_stages(keys: Keys, stages: int, notes: list[str]) -> int:
     """Chunks of a pipeline stage. Raises PlanError P191 where layers do not divide into them."""
     virtual = keys.whole(1, *CHUNKS)
-    if layout := keys.get(LAYOUT):
+    if layout := _known_layout(keys):
         return _chunks_of(layout, stages)
     each = keys.whole(0, CHUNK_LAYERS)
     if each and CHUNKS[1] in keys and keys.get(CHUNKS[1]) is not None:
