@@ -563,19 +563,24 @@ def passes(
         )
 
 
-def gathered_blocks(base: GraphFacts, pricer: Pricer, recompute: str) -> int:
-    """Whole weights of how many blocks a loop has at a time under ZeRO stage 3, gradients that are
-    not scattered yet among them (docs/memory.md).
-
-    The GPU compiler scatters a repeat's gradients while the next one runs. Beside them lie all
-    weights of a block that is made again when its values are there and its gradients begin, and of
-    experts whose kernels make the gradients of all their weights together.
-    """
-    if pricer.topology.device.kind != "gpu" or base.written_out:
-        return GATHERED_BLOCKS
+def gathered_blocks(base: GraphFacts, pricer: Pricer) -> int:
+    """Whole weights of how many blocks a loop has at a time under ZeRO stage 3 at least, gradients
+    that are not scattered yet among them (docs/memory.md): on GPUs two where experts' kernels make
+    the gradients of all their weights together, beside those of the repeat before, which the
+    compiler scatters while this one runs."""
     nodes = base.graph.nodes
     experts = any(operator_of(nodes[i].op).kind == "experts" for i in base.looped)
-    return GATHERED_BLOCKS + (experts or recompute != "none")
+    ours = pricer.topology.device.kind == "gpu" and not base.written_out
+    return GATHERED_BLOCKS + (experts and ours)
+
+
+def scattered_later(base: GraphFacts, plan: Plan, pricer: Pricer, block: float) -> float:
+    """Bytes of gradients of the repeat before, which a GPU's program scatters while the next one
+    runs, beside all weights of a block (of so many bytes) that is made again. Operators of such
+    blocks count their operands twice, in their workspaces and as one repeat's activations: what is
+    below that is in it already."""
+    gpu = pricer.topology.device.kind == "gpu" and not base.written_out
+    return block * (gpu and plan.recompute != "none" and gathered_blocks(base, pricer) == 1)
 
 
 def gathered_bytes(
@@ -587,7 +592,7 @@ def gathered_bytes(
     for i, size in gathered.items():
         if (block := block_of(plan, i)) < 0:
             layer[block] = layer.get(block, 0.0) + size
-    return gathered_blocks(base, pricer, plan.recompute) * max(layer.values(), default=0.0)
+    return gathered_blocks(base, pricer) * max(layer.values(), default=0.0)
 
 
 def temporaries(
@@ -600,13 +605,15 @@ def temporaries(
     microbatch has a whole gradient beside it, until all are added up and scattered."""
     largest, copies = {False: 0.0, True: 0.0}, flow.plan.overlapped_microbatches
     terms = copies * pricer.recipe.gradient_bytes / pricer.recipe.parameter_bytes
+    full = gathered_bytes(base, flow.plan, pricer, gathered)
+    later = scattered_later(base, flow.plan, pricer, full)
     for p in passes(base, flow, pricer, gathered):
-        own = 0.0 if p.i in base.repeated else gathered.get(p.i, 0.0)
+        inside = p.i in base.repeated
+        own = max(0.0, later - p.ins) if inside else gathered.get(p.i, 0.0)
         behind = p.i in base.epilogue
         own *= 1 + terms * (copies > 1 and behind)
         less = 0.0 if behind else float(gone[base.turns[p.i]])
         largest[behind] = max(largest[behind], p.work + own - less)
-    full = gathered_bytes(base, flow.plan, pricer, gathered)
     return largest[False] + full, largest[True] + full * (flow.plan.stages > 1)
 
 

@@ -337,7 +337,7 @@ def _state_and_saved(
         saved = saved + slack * (policy.saved_bytes + policy.on_way_bytes)
     zero, micro = techniques.zero_stage, techniques.microbatches
     state = arrays.state_bytes[zero] - outside_gradients(space, zero, micro)[0]
-    state = state + gathered_beside(space, zero, techniques.recompute)
+    state = state + gathered_beside(space, zero)
     if micro > 1:
         state = state + arrays.grad_accumulator_bytes[zero]
     if shares is not None:
@@ -492,7 +492,7 @@ def _only_in_blocks(space: Space, techniques: Techniques, uncut: bool = False) -
     zero, micro = techniques.zero_stage, techniques.microbatches
     again = takes_repeats_whole(space.base, space.pricer, zero) or recomputes(space, techniques)
     part = space.parts / micro if uncut else 1.0
-    result = only_in_blocks(space, zero, micro, part if again else 0.0, techniques.recompute)
+    result = only_in_blocks(space, zero, micro, part if again else 0.0)
     shares = _stage_shares(space, techniques)
     return result if shares is None else result * shares.share
 

@@ -31,25 +31,23 @@ def outside_gradients(space: Space, zero: int, micro: int) -> tuple[np.ndarray, 
     return result
 
 
-def gathered_beside(space: Space, zero: int, recompute: str) -> np.ndarray | float:
+def gathered_beside(space: Space, zero: int) -> np.ndarray | float:
     """Bytes that stage 3 gathers of blocks beyond what their weights cost says
     (planner.pricing.peak_memory). [options]"""
     if zero < 3 or space.pricer.runtime.kernels is not None:
         return 0.0
-    more = gathered_blocks(space.base, space.pricer, recompute) / GATHERED_BLOCKS - 1
+    more = gathered_blocks(space.base, space.pricer) / GATHERED_BLOCKS - 1
     return more * arrays_of(space).gathered_bytes
 
 
-def only_in_blocks(
-    space: Space, zero: int, micro: int, repeats: float, recompute: str
-) -> np.ndarray:
+def only_in_blocks(space: Space, zero: int, micro: int, repeats: float) -> np.ndarray:
     """Bytes that are there while the blocks run backward and not while what follows them does:
     their gradients, what is gathered of them, and what one repeat has at once (of so many repeats).
     All of them: a device of a pipeline has its share. [options]"""
     arrays, stages = arrays_of(space), space.pricer.mesh.stages
     result = arrays.block_grad_bytes[zero] * (zero < 3 or (micro <= 1 and stages == 1))
     if zero == 3 and stages == 1:
-        result = result + arrays.gathered_bytes + gathered_beside(space, zero, recompute)
+        result = result + arrays.gathered_bytes + gathered_beside(space, zero)
     if repeats and stages == 1:
         result = result + repeats * arrays.one_repeat_bytes
     return result
