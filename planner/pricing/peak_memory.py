@@ -563,15 +563,16 @@ def passes(
         )
 
 
-def gathered_blocks(base: GraphFacts, pricer: Pricer) -> int:
+def gathered_blocks(base: GraphFacts, pricer: Pricer, copies: int = 1) -> int:
     """Whole weights of how many blocks a loop has at a time under ZeRO stage 3 at least, gradients
-    that are not scattered yet among them (docs/memory.md): on GPUs two where experts' kernels make
-    the gradients of all their weights together, beside those of the repeat before, which the
-    compiler scatters while this one runs."""
+    that are not scattered yet among them (docs/memory.md): on GPUs one more for each of so many
+    microbatches that run at the same time, where experts' kernels make the gradients of all their
+    weights together, beside those of the repeat before, which the compiler scatters while this one
+    runs."""
     nodes = base.graph.nodes
     experts = any(operator_of(nodes[i].op).kind == "experts" for i in base.looped)
     ours = pricer.topology.device.kind == "gpu" and not base.written_out
-    return GATHERED_BLOCKS + (experts and ours)
+    return GATHERED_BLOCKS + copies * (experts and ours)
 
 
 def scattered_later(base: GraphFacts, plan: Plan, pricer: Pricer, block: float) -> float:
@@ -592,7 +593,8 @@ def gathered_bytes(
     for i, size in gathered.items():
         if (block := block_of(plan, i)) < 0:
             layer[block] = layer.get(block, 0.0) + size
-    return gathered_blocks(base, pricer) * max(layer.values(), default=0.0)
+    blocks = gathered_blocks(base, pricer, plan.overlapped_microbatches)
+    return blocks * max(layer.values(), default=0.0)
 
 
 def temporaries(
