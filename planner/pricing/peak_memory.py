@@ -345,9 +345,11 @@ def _weight_bytes(
             result.state += state
         result.gradients_of.append((users, whole, weight.remaining_bytes(recipe)))
         if name in base.own and users[0] in base.repeated:
-            # Under stage 3 sums over microbatches are these gradients, and there all the time.
-            if plan.zero_stage < 3 or plan.accumulation_steps == 1:
-                result.block_grads += gradient
+            # Under stage 3 sums over microbatches are as long as these gradients: counted above as
+            # there all the time, with one microbatch's own beside them while blocks run backward.
+            summed = plan.zero_stage == 3 and plan.accumulation_steps > 1
+            result.gradients += gradient * (summed and plan.stages == 1)
+            result.block_grads += gradient * (not summed or plan.stages == 1)
         elif name in base.own and here:
             where = users[0], plan.zero_stage, plan.accumulation_steps
             one = outside_gradient(base, pricer, *where)
