@@ -44,6 +44,7 @@ from planner.space.handover import handover_s
 from planner.space.live_spans import Kept, Span, live_spans
 from planner.space.liveness_points import (
     above_saved,
+    beside_sums,
     forward_bytes,
     gathered_beside,
     gone_before,
@@ -337,7 +338,7 @@ def _state_and_saved(
         saved = saved + slack * (policy.saved_bytes + policy.on_way_bytes)
     zero, micro = techniques.zero_stage, techniques.microbatches
     state = arrays.state_bytes[zero] - outside_gradients(space, zero, micro)[0]
-    state = state + gathered_beside(space, zero)
+    state = state + gathered_beside(space, zero) + beside_sums(space, zero, micro)
     if micro > 1:
         state = state + arrays.grad_accumulator_bytes[zero]
     if shares is not None:

@@ -40,12 +40,22 @@ def gathered_beside(space: Space, zero: int) -> np.ndarray | float:
     return more * arrays_of(space).gathered_bytes
 
 
+def beside_sums(space: Space, zero: int, micro: int) -> np.ndarray | float:
+    """Bytes of a microbatch's gradients of blocks that lie beside their sums over microbatches
+    under stage 3. [options]"""
+    pricer = space.pricer
+    if zero < 3 or micro <= 1 or pricer.mesh.stages > 1 or pricer.runtime.kernels is not None:
+        return 0.0
+    return arrays_of(space).block_grad_bytes[zero]
+
+
 def only_in_blocks(space: Space, zero: int, micro: int, repeats: float) -> np.ndarray:
     """Bytes that are there while the blocks run backward and not while what follows them does:
     their gradients, what is gathered of them, and what one repeat has at once (of so many repeats).
     All of them: a device of a pipeline has its share. [options]"""
     arrays, stages = arrays_of(space), space.pricer.mesh.stages
     result = arrays.block_grad_bytes[zero] * (zero < 3 or (micro <= 1 and stages == 1))
+    result = result + beside_sums(space, zero, micro)
     if zero == 3 and stages == 1:
         result = result + arrays.gathered_bytes + gathered_beside(space, zero)
     if repeats and stages == 1:
