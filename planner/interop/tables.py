@@ -7,7 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ NAMED = re.compile(r"\$\{(\.*)([\w.]+)\}")
 COMPUTED = re.compile(r"\$\{(multiply|divide_ceil|divide_floor)\s*:\s*([^{}]*)\}")
 MOST_STEPS = 8
 """Names that stand for names."""
+MOST_NODES = 1_000_000
+"""Values of a YAML file with its aliases written out."""
 
 
 class Twice(tuple[Any, ...]):
@@ -110,14 +112,28 @@ def _yaml(text: str, path: Path) -> Any:
 
     Strict.add_constructor("tag:yaml.org,2002:map", table)
     Strict.add_multi_constructor("!", tagged)  # Levanter's !include: named, not followed
+    loader = Strict(text)
     try:
-        return yaml.load(text, Loader=Strict)
+        node = loader.get_single_node()
+        if node is not None and _written_out(node, {}) > MOST_NODES:
+            raise ValueError(f"its aliases stand for more than {MOST_NODES:,} values")
+        return None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, RecursionError, ValueError) as e:
         raise PlanError(
             "P190",
             f"{path} is not YAML: {' '.join(str(e).split())[:200]}",
             help=["TOML (torchtitan's) is read from files named .toml"],
         ) from e
+
+
+def _written_out(node: Any, known: dict[int, float]) -> float:
+    """Values of a YAML node with its aliases written out; those inside themselves are endless."""
+    if id(node) not in known:
+        known[id(node)] = inf
+        below = node.value if isinstance(node.value, list) else ()
+        parts = (x for each in below for x in (each if isinstance(each, tuple) else (each,)))
+        known[id(node)] = 1 + sum(_written_out(x, known) for x in parts)
+    return known[id(node)]
 
 
 def _resolved(

@@ -361,3 +361,15 @@ def test_projects_that_are_not_read_are_told_by_name(
     with pytest.raises(PlanError, match=f"a configuration of {project}, which is not read") as e:
         read(tmp_path, text)
     assert e.value.code == "P190" and "docs/exchange.md" in e.value.help[-1]
+
+
+def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
+    """A few lines whose aliases stand for a thousand million values, or for themselves."""
+    rows = ["a0: &a0 {k: x}"]
+    for i in range(1, 10):
+        rows.append(f"a{i}: &a{i} {{" + ", ".join(f"k{j}: *a{i - 1}" for j in range(10)) + "}")
+    for text in ("\n".join(rows), "a: &a {b: *a}\n"):
+        file = tmp_path / "c.yaml"
+        file.write_text(text)
+        with pytest.raises(PlanError, match="aliases stand for more than"):
+            load(file)
