@@ -26,7 +26,7 @@ NAMED = re.compile(r"\$\{(\.*)([\w.]+)\}")
 COMPUTED = re.compile(r"\$\{(multiply|divide_ceil|divide_floor)\s*:\s*([^{}]*)\}")
 MOST_STEPS = 8
 """Names that stand for names."""
-MOST_NODES = 1_000_000
+MOST_NODES = 10_000_000
 """Values of a YAML file with its aliases written out."""
 
 
