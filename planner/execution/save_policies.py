@@ -181,6 +181,7 @@ def policy_words(recompute: str) -> str:
 def values_words(recompute: str) -> str:
     """What the values of a plan's names do for its blocks, in words."""
     here, away = _lists(recompute)
-    said = [f"{', '.join(here)} save"] if here else []
-    said += [f"{', '.join(away)} send to host memory"] if away else []
+    said = [f"{', '.join(here)} {'saves' if len(here) == 1 else 'save'}"] if here else []
+    sends = "sends" if len(away) == 1 else "send"
+    said += [f"{', '.join(away)} {sends} to host memory"] if away else []
     return " and ".join(said)

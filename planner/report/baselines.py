@@ -9,7 +9,7 @@ from typing import Any
 from costmodels.hardware.units import show_bytes, show_time
 from planner.sharding.layout import STAGE
 from planner.strategy.strategy import Strategy
-from planner.strategy.words import tuned_words
+from planner.strategy.words import tuned_phrases
 from planner.support.text import Style, hang, listed, table, visible
 
 TIE = 1e-3
@@ -144,7 +144,7 @@ def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:
         ratio = row["step_time_s"] / own["step_time_s"] if own["step_time_s"] else 1.0
         same = "tie" if row["fit"] != "no" and ties(own, row) else ""
         asked = f"with --tables {key.removeprefix('tables_')}" if key in TABLES else ""
-        notes.append([t for t in (same, asked, *tuned_words(row).split(", ")) if t])
+        notes.append([t for t in (same, asked, *tuned_phrases(row)) if t])
         rows.append(
             [
                 baseline_name(key, row),

@@ -41,6 +41,7 @@ from planner.machine.mesh_choices import (
 from planner.machine.topology import Mesh, MeshAxis
 from planner.pricing.frameworks.selective import modules
 from planner.search.launcher_domain import replicas, sayable, zero_stages
+from planner.search.microbatch_counts import with_whole_rows
 from planner.search.request import Candidate, Request
 from planner.sharding.candidates import candidates
 from planner.sharding.layout import STAGE
@@ -626,7 +627,8 @@ class SearchDomain:
             return (int(pinned),)
         batch = self.model.batch
         usual = (1, *(m for m in MICROBATCHES if batch % m == 0)) if self.training else (1,)
-        if (copies := self.request.copies) > 1:
+        copies = max(1, self.request.copies)
+        if copies > 1:
             usual = tuple(m for m in usual if m % copies == 0)
             if not usual:
                 raise PlanError(
@@ -637,10 +639,13 @@ class SearchDomain:
         launcher = self.request.launcher
         if launcher is not None and batch % replicas(mesh):
             launcher = None  # a baseline's mesh
+        if self.training:
+            devices = replicas(mesh) if launcher else gcd(batch, prod(a.size for a in mesh.inner))
+            most = MOST_MICROBATCHES if launcher else max(MICROBATCHES)
+            whole = with_whole_rows(batch // devices, most)
+            usual = tuple(sorted({*usual, *(m for m in whole if m % copies == 0)}))
         if launcher is not None:
-            each = batch // replicas(mesh)
-            usual = tuple(sorted({*usual, *((each,) if each <= MOST_MICROBATCHES else ())}))
-            usual = launcher.microbatches(usual, each, mesh.stages)
+            usual = launcher.microbatches(usual, batch // replicas(mesh), mesh.stages)
         if mesh.stages == 1:
             return usual
         if launcher is not None:

@@ -10,4 +10,11 @@ from planner.execution.techniques import phrases, read_table
 
 def tuned_words(row: Mapping[str, Any]) -> str:
     """What a baseline was tuned to: `4 microbatches, recompute`."""
-    return ", ".join(phrases(read_table(row), ("microbatches", "recompute")))
+    return ", ".join(tuned_phrases(row))
+
+
+def tuned_phrases(row: Mapping[str, Any]) -> list[str]:
+    """The same in phrases that may be left out from the last on: what recomputed blocks save is one
+    behind `recompute`."""
+    said = phrases(read_table(row), ("microbatches", "recompute"))
+    return [part for phrase in said for part in phrase.split(", ", 1)]

@@ -398,3 +398,25 @@ def test_closest_calls_are_those_that_cost_and_the_firmest_leaves_no_axis_idle(
         replace(gpt, nodes=rows), names[0], 400
     )
     assert "not taken" not in explain_node(replace(gpt, nodes=rows), names[1], 400)
+
+
+def test_a_baseline_is_said_to_save_values_in_a_whole_phrase_or_not_at_all(gpt: Strategy) -> None:
+    """`8 microbatches, recompute, v` was cut out of `recompute, v, router saved`."""
+    from planner.report.baselines import comparison
+
+    zero3 = {**gpt.baselines["zero3"], "recompute": "save:v,router", "microbatches": 8}
+    lines = comparison(replace(gpt, baselines={"zero3": zero3}), 100, Style(False))
+    row = next(line for line in lines if line.startswith("ZeRO-3"))
+    assert row.endswith(("recompute", "recompute, v, router saved"))
+    for width in range(50, 100):
+        lines = comparison(replace(gpt, baselines={"zero3": zero3}), width, Style(False))
+        row = next(line for line in lines if line.startswith("ZeRO-3"))
+        assert not row.endswith(", v"), width
+
+
+def test_one_value_saves_and_several_save() -> None:
+    from planner.execution.save_policies import values_words
+
+    assert values_words("save:router") == "router saves"
+    assert values_words("save:k,v") == "k, v save"
+    assert values_words("save:offload:context") == "context sends to host memory"
