@@ -189,8 +189,10 @@ def table_findings(strategy: Strategy) -> list[Finding]:
 
 def finding_lines(strategy: Strategy, width: int, style: Style) -> list[str]:
     """The findings as lines of a terminal."""
-    lines = []
-    for text in findings(strategy):
-        first, *more = hang("finding ", text, width)
-        lines += [style.warn("finding ") + first.removeprefix("finding "), *more]
-    return lines
+    return [line for text in findings(strategy) for line in finding_line(text, width, style)]
+
+
+def finding_line(text: str, width: int, style: Style) -> list[str]:
+    """A finding, in as many lines as it takes."""
+    first, *more = hang("finding ", text, width)
+    return [style.warn("finding ") + first.removeprefix("finding "), *more]

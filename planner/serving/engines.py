@@ -25,7 +25,7 @@ from costmodels.hardware.units import show_bytes, show_time
 from planner.errors import PlanError
 from planner.launch.job import node_slots
 from planner.ops import operator_of
-from planner.serving.result import Serving, arriving, pools_of, rate_words
+from planner.serving.result import Serving, arriving, pools_of, rate_words, together_words
 
 DEAR = 0.05
 """Worse than the plan by more is refused."""
@@ -335,12 +335,7 @@ def _command(words: list[str], indent: int = 2) -> str:
 def _script(serving: Serving, where: str, body: str) -> str:
     """A shell script: $MODEL names the checkpoint; where: lines of comment."""
     name = "".join(c for c in str(serving.step.model["name"]) if c.isprintable())
-    s = serving.shape
-    served = (
-        arriving(serving.traffic)
-        if serving.traffic
-        else f"{s.concurrency:,} sequences at once, {s.prompt:,} + {s.generate:,} tokens each"
-    )
+    served = arriving(serving.traffic) if serving.traffic else together_words(serving.shape)
     return (
         "#!/bin/bash\n"
         f"# {name}: {served}.\n"

@@ -492,7 +492,11 @@ class Joint:
     @cached_property
     def _least_bytes(self) -> tuple[float, float]:
         """Of all weights once, and of one sequence's caches."""
-        graph, weights, caches = self.step.graph(1), 0.0, 0.0
+        return self._bytes_of(self.step.graph(1))
+
+    def _bytes_of(self, graph: Graph) -> tuple[float, float]:
+        """The same of a step's graph whose weights may be kept otherwise."""
+        weights, caches = 0.0, 0.0
         for name in (n for n in graph.weights if graph.consumers.get(n)):
             t = graph.tensors[name]
             one = 1.0 if "8" in t.dtype else self.request.recipe.parameter_bytes
@@ -533,11 +537,6 @@ class Joint:
                 exit_code=NO_PLAN,
                 help=["--concurrency with more divisors"],
             )
-        help = (
-            ["more devices"]
-            if self.step.service.quantize == "int8"
-            else ["--quantize int8", "more devices"]
-        )
         return PlanError(
             "P021",
             f"no plan fits: {show_bytes(least.memory_bytes)} a device in the smallest plan priced,"
@@ -546,9 +545,24 @@ class Joint:
                 f"{replicas_words(least.replicas, least.split)}: weights"
                 f" {show_bytes(least.weights_bytes)}, {kept_words(least.figures())}"
             ],
-            help=["fewer sequences at once (--concurrency)", *help],
+            help=self._remedies(least.memory_bytes),
             exit_code=NO_PLAN,
         )
+
+    def _remedies(self, memory_bytes: float) -> list[str]:
+        """What would fit, by bytes, where the smallest plan takes so many on a device: fewer
+        sequences unless weights alone are too many, weights in a byte where that is enough, and so
+        many devices."""
+        room, sequences = self.devices * self.request.limit_bytes, self.step.service.concurrency
+        help = ["fewer sequences at once (--concurrency)"] if self._least_bytes[0] < room else []
+        if self.step.service.quantize == "none":
+            for how, asked in (("int8", "--quantize int8"), ("fp8", "--precision fp8")):
+                weights, cache = self._bytes_of(self.step.in_a_byte(self.step.graph(1), how))
+                help += [asked] if weights + cache * sequences < room else []
+        devices = self.devices
+        while devices * self.request.limit_bytes < memory_bytes * self.devices:
+            devices *= 2
+        return [*help, f"more devices: --devices {max(devices, 2 * self.devices)}"]
 
 
 def weight_pins(base: GraphFacts, plan: Plan, other: Graph) -> dict[str, dict[str, Any]]:

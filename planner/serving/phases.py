@@ -65,6 +65,7 @@ class PhaseModel(Model):
             model.folder,
             model.proto,
             model.lengths,
+            left_out=model.left_out,
             phase=phase,
             service=service,
             form=form,
@@ -80,6 +81,7 @@ class PhaseModel(Model):
             self.folder,
             self.proto,
             self.lengths,
+            left_out=self.left_out,
             phase=self.phase,
             service=service,
             form=self.form,
@@ -106,11 +108,18 @@ class PhaseModel(Model):
         if s.engine and self.phase == "prompts":
             graph = all_real(unpadded(graph), form)
         if s.quantize != "none":
-            states = frozenset(form.handed[len(form.pairs) :])
-            graph = quantized(graph, s.quantize, self._absorbed(form), states)
+            graph = self.in_a_byte(graph, s.quantize)
         notes = tuple(n for n in graph.notes if not n.startswith("batch "))  # it was given
         dims = {**graph.dims, "batch": self.rows}
         return replace(graph, name=self.name, dims=dims, notes=notes, unstacked=True)
+
+    def in_a_byte(self, graph: Graph, how: str) -> Graph:
+        """The phase's graph with its weights of products in a byte."""
+        form = self.form
+        assert form is not None
+        return quantized(
+            graph, how, self._absorbed(form), frozenset(form.handed[len(form.pairs) :])
+        )
 
     def _windows(self, form: Form) -> dict[str, Sight]:
         """Attention -> what it sees in a step with a full cache, where that is not all. Raises

@@ -14,6 +14,7 @@ from typing import Any
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.machine.topology import from_json
+from planner.report.findings import finding_line
 from planner.report.notation import extent_names, short_labels
 from planner.report.summary import machine, title
 from planner.serving.result import (
@@ -24,6 +25,8 @@ from planner.serving.result import (
     pools_of,
     rate_words,
     replicas_words,
+    sequences_words,
+    together_words,
 )
 from planner.serving.targets import Target
 from planner.sharding.notation import cells
@@ -55,6 +58,7 @@ def summary(serving: Serving, width: int = 100, colour: bool = False) -> str:
         _memory(serving, width, style),
         _layouts(serving, width, style),
         _table(serving, width, style),
+        _findings(serving, width, style),
     ]
     return "\n".join(line for part in parts if part for line in ("", *part)).lstrip("\n")
 
@@ -65,8 +69,7 @@ def _head(serving: Serving, width: int, style: Style) -> list[str]:
         f"{count(strategy.model['parameters'] - cache_elements(strategy))} parameters",
         _machine(serving),
         (
-            f"serve {s['concurrency']:,} sequences at once, {s['prompt']:,} + {s['generate']:,}"
-            " tokens each"
+            f"serve {together_words(serving.shape)}"
             if serving.traffic is None
             else f"serve {arriving(serving.traffic)}"
         ),
@@ -214,7 +217,9 @@ def _plan(serving: Serving, width: int, style: Style) -> list[str]:
     if s["gap"] is None:
         gap = "of the plans priced"
     else:
-        better = "better" if s["gap"] <= 1e-6 else f"more than {100 * s['gap']:.1f} % better"
+        better = (
+            "better" if s["gap"] <= 1e-6 else f"more than {max(0.1, 100 * s['gap']):.1f} % better"
+        )
         gap = f"no other layout of the weights on the meshes tried can be {better}"
     seconds = serving.provenance.get("search_s")
     aims = AIMS if serving.traffic is None else ARRIVING
@@ -312,7 +317,13 @@ def _memory(serving: Serving, width: int, style: Style) -> list[str]:
         style,
     )
     lines += labelled(
-        "room", [f"{s['most_sequences']:,} sequences at once fit under this plan"], width, style
+        "room",
+        [
+            f"{sequences_words(s['most_sequences'])} at once"
+            f" {'fits' if s['most_sequences'] == 1 else 'fit'} under this plan"
+        ],
+        width,
+        style,
     )
     return lines + (labelled("draft", _draft(s["draft"]), width, style) if "draft" in s else [])
 
@@ -343,8 +354,12 @@ def _layouts(serving: Serving, width: int, style: Style) -> list[str]:
     ]
     items += [f"and {len(weights) - SHOWN_WEIGHTS} more"] if len(weights) > SHOWN_WEIGHTS else []
     lines = labelled("layouts", items, width, style)
+    several = len({g.shape[2] for g in caches}) > 1  # windows beside whole lengths
     cut = [
-        f"{g.label.removeprefix(CACHE)} {cells(('b', 'heads', 't', 'd'), g.dims)}" for g in caches
+        g.label.removeprefix(CACHE)
+        + " "
+        + cells(("b", "heads", str(g.shape[2]) if several else "t", "d"), g.dims)
+        for g in caches
     ]
     lines += labelled("cache", cut, width, style) if cut else []
     kept = [
@@ -353,6 +368,13 @@ def _layouts(serving: Serving, width: int, style: Style) -> list[str]:
         for g in states
     ]
     return lines + (labelled("state", kept, width, style) if kept else [])
+
+
+def _findings(serving: Serving, width: int, style: Style) -> list[str]:
+    """What the files of both phases say a user should know, beside the ranges that are shown."""
+    rows = [row for plan in (serving.step, serving.prompts) for row in plan.findings]
+    texts = dict.fromkeys(str(row["text"]) for row in rows if row["kind"] != "range")
+    return [line for text in texts for line in finding_line(text, width, style)]
 
 
 def _table(serving: Serving, width: int, style: Style) -> list[str]:

@@ -264,6 +264,18 @@ def replicas_words(replicas: int, split: int) -> str:
     return f"{replicas} replica{'s' * (replicas > 1)} of {split} device{'s' * (split > 1)}"
 
 
+def sequences_words(n: int) -> str:
+    """`64 sequences`."""
+    return f"{n:,} sequence{'s' * (n > 1)}"
+
+
+def together_words(s: Service) -> str:
+    """`64 sequences at once, 2,048 + 256 tokens each`."""
+    each = " each" * (s.concurrency > 1)
+    lengths = f"{s.prompt:,} + {s.generate:,} tokens{each}"
+    return f"{sequences_words(s.concurrency)} at once, {lengths}"
+
+
 def kept_words(figures: Mapping[str, Any]) -> str:
     """`cache 3.1 GiB, state 2.0 GiB`, of those that there are."""
     kept = {"cache": figures["cache_bytes"], "state": figures.get("state_bytes", 0)}
