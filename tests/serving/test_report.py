@@ -45,12 +45,7 @@ def test_only_what_helps_is_said_where_nothing_fits(
     """int8 leaves experts as they are, and fewer sequences take no weights away."""
     with pytest.raises(PlanError, match="no plan fits") as e:
         serve(
-            model,
-            prompt=64,
-            generate=8,
-            concurrency=64,
-            devices=1,
-            memory_limit_bytes=limit_bytes,
+            model, prompt=64, generate=8, concurrency=64, devices=1, memory_limit_bytes=limit_bytes
         )
     assert len(e.value.help) == len(helps), e.value.help
     assert all(part in said for part, said in zip(helps, e.value.help, strict=True)), e.value.help
