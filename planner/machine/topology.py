@@ -28,7 +28,14 @@ from costmodels.hardware.mixed import slowest
 from costmodels.hardware.units import show_bytes
 from planner.errors import PlanError, did_you_mean
 from planner.machine.group_names import named_groups
-from planner.machine.tpu_slices import named_slice, part_of_host, real_slices, slice_shapes, wraps
+from planner.machine.tpu_slices import (
+    named_slice,
+    of_accelerator_type,
+    part_of_host,
+    real_slices,
+    slice_shapes,
+    wraps,
+)
 from planner.sharding.layout import ISLAND, STAGE
 
 MIN_NODE_SHARE = 4
@@ -337,7 +344,7 @@ def device(name: str) -> Device:
         near = (
             f"{name} is a machine: --topology {name}"
             if name in topology_names()
-            else did_you_mean(name.lower(), [*names, *aliases()])
+            else of_accelerator_type(name) or did_you_mean(name.lower(), [*names, *aliases()])
         )
         if "+" in name:
             near = "several kinds of device: COUNTxDEVICE joined by +, 8xh100-sxm+8xa100-80gb"

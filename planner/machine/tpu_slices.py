@@ -20,6 +20,25 @@ def named_slice(hardware: str) -> tuple[str, tuple[int, ...]]:
     )
 
 
+ACCELERATOR_TYPE = re.compile(r"(tpu-)?(?P<kind>v4|v5p|v5e|v5litepod|v6e)-(?P<count>\d{1,5})")
+"""A slice by its accelerator type: v5litepod-16, v5p-128."""
+CORES = {"v4": 2, "v5p": 2}
+"""TensorCores of a chip, where accelerator types count these (Google Cloud's pages of v4 and v5p);
+those of v5e and v6e count chips."""
+
+
+def of_accelerator_type(name: str) -> str:
+    """What to type for a slice that is named by its accelerator type; "" for other names."""
+    match = ACCELERATOR_TYPE.fullmatch(name.lower())
+    if match is None:
+        return ""
+    kind, count = match["kind"].replace("v5litepod", "v5e"), int(match["count"])
+    cores = CORES.get(kind, 1)
+    chips = f"{max(1, count // cores)} chips"
+    what = f"{count} TensorCores, {chips}" if cores > 1 else chips
+    return f"{name} has {what}: --hardware {kind} --devices {max(1, count // cores)}"
+
+
 def slice_shapes(pod: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
     """Chips -> the most even real slice."""
     most_even: dict[int, tuple[int, ...]] = {}

@@ -145,6 +145,9 @@ def test_slices_by_their_shape() -> None:
         ("tpu-v5e", None, "P017", "--devices N"),
         ("aws-p5", 8, "P010", "--topology aws-p5"),
         ("hh100", 8, "P010", "did you mean 'h100'"),
+        ("v5litepod-16", None, "P010", "16 chips: --hardware v5e --devices 16"),
+        ("tpu-v6e-256", None, "P010", "256 chips: --hardware v6e --devices 256"),
+        ("v5p-128", 64, "P010", "128 TensorCores, 64 chips: --hardware v5p --devices 64"),
     ],
 )
 def test_slices_and_names_that_are_not(
