@@ -606,8 +606,10 @@ def temporaries(
     weights: before the epilogue, as far as it is above activations that are gone by its turn, and
     in it. A loop gathers weights of its blocks as it runs; stages
     of a pipeline run both in one tick. Of a gathered weight in the epilogue every overlapped
-    microbatch has a whole gradient beside it, until all are added up and scattered."""
+    microbatch has a whole gradient beside it, until all are added up and scattered; on a TPU one
+    alone has it, too, which is scattered while the operand's gradient is made."""
     largest, copies = {False: 0.0, True: 0.0}, flow.plan.overlapped_microbatches
+    beside = copies > 1 or pricer.topology.device.kind == "tpu"
     terms = copies * pricer.recipe.gradient_bytes / pricer.recipe.parameter_bytes
     full = gathered_bytes(base, flow.plan, pricer, gathered)
     later = scattered_later(base, flow.plan, pricer, full)
@@ -615,7 +617,7 @@ def temporaries(
         inside = p.i in base.repeated
         own = max(0.0, later - p.ins) if inside else gathered.get(p.i, 0.0)
         behind = p.i in base.epilogue
-        own *= 1 + terms * (copies > 1 and behind)
+        own *= 1 + terms * (beside and behind)
         less = 0.0 if behind else float(gone[base.turns[p.i]])
         largest[behind] = max(largest[behind], p.work + own - less)
     return largest[False] + full, largest[True] + full * (flow.plan.stages > 1)

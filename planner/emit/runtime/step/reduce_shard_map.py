@@ -42,8 +42,11 @@ def no_gradients(params):
 
 
 def add_gradients(sums, grads):
-    """Sums over microbatches with one more."""
+    """Sums over microbatches with one more. What is scattered in every microbatch is held apart
+    from its sum: the TPU's compiler would add up whole gradients, and scatter their sum last."""
     grads = {key: reduce_gradient(g, (), *scattered_each(key)) for key, g in grads.items()}
+    pieces = [key for key in grads if SCATTER_EACH_MICROBATCH or key in GATHERED]
+    grads |= {key: lax.optimization_barrier(grads[key]) for key in pieces}
     return jax.tree.map(jnp.add, sums, grads)
 
 
