@@ -9,6 +9,7 @@ import pytest
 import planner
 from planner.emit.from_strategy import program
 from planner.pins.pins import parse_pins
+from planner.verify.numerics import load_program
 from planner.verify.worker import verify
 from tests.verify.in_process import compared
 
@@ -44,6 +45,28 @@ def test_a_step_is_that_of_the_unsharded_program(monkeypatch: pytest.MonkeyPatch
     assert len(rows) > 10 and all(re.search(BY_REPEATS, row) for row in rows.values())
     errors = compared(strategy, MODEL, step=True)
     assert errors.gradients < 1e-4 and errors.update is not None and errors.update < 1e-4
+
+
+@pytest.mark.parametrize(("stage", "apart"), [(1, False), (2, True)])
+def test_a_sum_of_pieces_stays_one(stage: int, apart: bool) -> None:
+    """Between a microbatch's piece and the sum stands a barrier: without it the TPU's compiler adds
+    up whole gradients, and scatters them behind the loop (Llama-3 8B of four layers, stage 2: 14.7
+    GB where 13.3 are with it). Nothing holds whole gradients from their sum."""
+    import jax
+    import jax.numpy as jnp
+
+    m = load_program(program(made(f"dp=4,zero={stage},micro=2"), MODEL))
+    name = next(key for key, row in m.GRADIENTS.items() if row[2])
+    assert m.SCATTER_EACH_MICROBATCH == apart
+    whole = jax.ShapeDtypeStruct((64,) * (m.GRADIENTS[name][3] + 1), jnp.float32)
+
+    def add(gradient: jax.Array) -> dict[str, jax.Array]:
+        return dict(m.add_gradients({name: jnp.zeros(())}, {name: gradient}))
+
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    spec = jax.sharding.PartitionSpec()
+    run = jax.shard_map(add, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    assert ("optimization_barrier" in str(jax.make_jaxpr(run)(whole))) == apart
 
 
 @pytest.mark.slow

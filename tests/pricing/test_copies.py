@@ -64,9 +64,9 @@ def planned(pins: str, source: str = GPT, devices: int = 8, **more: Any) -> Stra
     )
 
 
-def priced(pins: str, source: str = GPT, devices: int = 8) -> Priced:
-    s = planned(pins, source, devices)
-    return reprice(s, open_recorded(s, source), for_devices("h100", devices))
+def priced(pins: str, source: str = GPT, devices: int = 8, hardware: str = "h100") -> Priced:
+    s = planned(pins, source, devices, hardware=hardware)
+    return reprice(s, open_recorded(s, source), for_devices(hardware, devices))
 
 
 # --- the price
@@ -83,6 +83,22 @@ def test_heads_that_are_gathered_have_a_gradient_of_each() -> None:
     head = 2 * 512 * 32000
     more = (two.epilogue_workspace - one.epilogue_workspace) / head
     assert more == pytest.approx(2, rel=0.1)
+
+
+def test_a_gathered_head_has_its_gradient_beside_it_on_tpus() -> None:
+    """The compiler scatters it while the operand's gradient is made, which reads the weight.
+    Compiled for v5p Llama-3 8B of four layers takes 10.6 GB as planned, where 9.7 were."""
+    source = "zoo:llama-tiny,hidden=512,vocab=32000"
+    gpu, tpu = (
+        memory_parts(p.base, p.flow, p.pricer, p.runs)
+        for p in (
+            priced(f"dp=8,zero=3,recompute=none,{CHUNKS[0]}", source, hardware=hardware)
+            for hardware in ("h100", "tpu-v5p")
+        )
+    )
+    head = 2 * 512 * 32000
+    more = (tpu.epilogue_workspace - gpu.epilogue_workspace) / head
+    assert more == pytest.approx(1, rel=0.1)
 
 
 def test_one_sends_while_the_other_computes() -> None:
