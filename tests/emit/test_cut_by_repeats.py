@@ -57,7 +57,7 @@ def test_a_sum_of_pieces_stays_one(stage: int, apart: bool) -> None:
 
     m = load_program(program(made(f"dp=4,zero={stage},micro=2"), MODEL))
     name = next(key for key, row in m.GRADIENTS.items() if row[2])
-    assert m.SCATTER_EACH_MICROBATCH == apart
+    assert apart == m.SCATTER_EACH_MICROBATCH
     whole = jax.ShapeDtypeStruct((64,) * (m.GRADIENTS[name][3] + 1), jnp.float32)
 
     def add(gradient: jax.Array) -> dict[str, jax.Array]:
