@@ -66,7 +66,9 @@ def resources(job: Job, strategy: Strategy, rdma: str) -> dict[str, Any]:
     if not kind:
         return {}
     extended: dict[str, Any] = {kind: job.slots, **({rdma: 1} if uses_rdma(job, rdma) else {})}
-    host = -(-int(strategy.costs.get("host_memory_bytes", 0)) * job.slots // 2**30)
+    costs = strategy.costs
+    tables = int(costs.get("host_memory_bytes", 0)) // job.processes
+    host = -(-(tables + int(costs.get("offloaded_per_device_bytes", 0)) * job.slots) // 2**30)
     return {
         "requests": {
             "cpu": CPUS * job.slots,

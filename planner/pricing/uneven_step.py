@@ -133,7 +133,7 @@ def price(
     )
 
 
-def _trained_weights(flow: Flow) -> list[TrainedWeight[float]]:
+def trained_weights(flow: Flow) -> list[TrainedWeight[float]]:
     """The buffers of a device that hold weights with gradients."""
     mesh = dict(flow.plan.mesh)
     return [
@@ -146,7 +146,7 @@ def _trained_weights(flow: Flow) -> list[TrainedWeight[float]]:
 def _optimizer_s(flow: Flow, pricer: Pricer) -> float:
     """Seconds of the update, and of adding each microbatch's gradients to their sums."""
     weights, together = (
-        _trained_weights(flow),
+        trained_weights(flow),
         uneven_collectives.uneven_stages(flow).microbatches_per_tick,
     )
     within = sum(w.whole for w in weights) if together > 1 else 0.0
@@ -171,7 +171,7 @@ def memory(base: GraphFacts, flow: Flow, pricer: Pricer) -> Breakdown:
         )
         for b in buffers(flow, stages)
     )
-    weights = _trained_weights(flow)
+    weights = trained_weights(flow)
     gradients = sum(
         w.gradient_bytes(recipe, looped=True) + w.accumulator_bytes(recipe, looped=True)
         for w in weights

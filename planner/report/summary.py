@@ -338,6 +338,8 @@ def _memory(c: Mapping[str, Any], width: int, style: Style) -> list[str]:
         "fits: " + style.fit(c["fit"]),
     ]
     items += [f"{k} {show_bytes(v)}" for k, v in breakdown(c) if v]
+    if away := c.get("offloaded_per_device_bytes"):
+        items.append(f"on hosts {show_bytes(away)} for each device")
     lines = labelled("memory", items, width, style)
     if "memory_limit_bytes" in c:
         parts = [(float(v), k[0].upper()) for k, v in breakdown(c)]

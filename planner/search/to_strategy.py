@@ -33,6 +33,7 @@ from planner.ops.expert_load import dropped, dropped_choices, expert_nodes
 from planner.ops.experts import kernel_of_experts
 from planner.pricing.breakdown import details
 from planner.pricing.cost import OTHER_PARTS, Cost, IslandShare
+from planner.pricing.host_memory import offloaded_bytes
 from planner.pricing.host_tables import host_bytes
 from planner.pricing.islands import as_priced
 from planner.pricing.kernels import kernel_times
@@ -75,6 +76,8 @@ def compose(
     }
     nodes = node_table(base, flow, found)
     costs = cost_table(pricer_cost, request, base, model, best.plan)
+    if offloaded := offloaded_bytes(base, flow, pricer, runs):
+        costs["offloaded_per_device_bytes"] = offloaded
     kernels = attention_kernels(request, base, flow)
     say_kernels(nodes, attention_kernel=kernels, expert_kernel=expert_kernels(request, base, flow))
     for tensor, value in kept_by_name(flow).items():
