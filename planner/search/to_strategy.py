@@ -75,9 +75,8 @@ def compose(
         "runtime": request.runtime.name,
     }
     nodes = node_table(base, flow, found)
-    costs = cost_table(pricer_cost, request, base, model, best.plan)
-    if offloaded := offloaded_bytes(base, flow, pricer, runs):
-        costs["offloaded_per_device_bytes"] = offloaded
+    offloaded = offloaded_bytes(base, flow, pricer, runs)
+    costs = cost_table(pricer_cost, request, base, model, best.plan, offloaded)
     kernels = attention_kernels(request, base, flow)
     say_kernels(nodes, attention_kernel=kernels, expert_kernel=expert_kernels(request, base, flow))
     for tensor, value in kept_by_name(flow).items():
@@ -422,9 +421,9 @@ def _dropped_work(base: GraphFacts) -> float:
 
 
 def cost_table(
-    cost: Cost, request: Request, base: GraphFacts, model: Model, plan: Plan
+    cost: Cost, request: Request, base: GraphFacts, model: Model, plan: Plan, offloaded: int = 0
 ) -> dict[str, Any]:
-    """The file's `cost`."""
+    """The file's `cost`. offloaded: bytes of a device in its host's memory."""
     less, more = request.runtime.memory_spread
     spread = range_of(request, base, model, plan)
     total, limit = cost.memory.total, request.limit_bytes
@@ -458,6 +457,7 @@ def cost_table(
         **({"dropped_choices": round_figures(lost)} if lost else {}),
         **({"islands": [island_row(share) for share in cost.islands]} if cost.islands else {}),
         "fit": "no" if total > limit else "tight" if high > limit else "yes",
+        **({"offloaded_per_device_bytes": offloaded} if offloaded else {}),
         "memory_breakdown_bytes": {
             "parameters": cost.memory.parameters,
             "gradients": cost.memory.gradients,
