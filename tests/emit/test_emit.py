@@ -392,6 +392,26 @@ def test_other_devices_are_left_as_jax_has_them(monkeypatch: pytest.MonkeyPatch)
     assert module.GPU_MEMORY is None and os.environ == {}
 
 
+@pytest.mark.parametrize(
+    ("precision", "options", "expected"),
+    [("bf16-mixed", [], None), ("bf16-mixed", ["--float32"], "highest"), ("fp32", [], "highest")],
+)
+def test_float32_is_no_shorter_type_on_accelerators(
+    precision: str, options: list[str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPUs would multiply in TF32, TPUs in one pass of bfloat16: JAX's default there."""
+    asked: dict[str, str] = {}
+    plan = planner.plan(
+        "zoo:mlp-tiny", devices=4, batch=8, baselines=False, precision=precision, cache=None
+    )
+    module = load_program(Program(planner.emit(plan, "zoo:mlp-tiny"), {}, {}), compute="bfloat16")
+    module.__dict__["COMPUTE"] = {"fp32": "float32"}.get(precision, "bfloat16")
+    monkeypatch.setattr(sys, "argv", ["program.py", *options])
+    monkeypatch.setattr("jax.config.update", asked.__setitem__)
+    module.command_line()
+    assert asked.get("jax_default_matmul_precision") == expected
+
+
 def test_a_program_refuses_other_device_counts(strategy: Strategy) -> None:
     module = load_program(Program(planner.emit(strategy, "zoo:mlp-tiny"), {}, {}))
     with pytest.raises(SystemExit, match="planned for 4 devices and finds 8.*--devices 8"):

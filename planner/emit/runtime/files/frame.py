@@ -346,6 +346,9 @@ def command_line(more=()):
         jax.distributed.initialize(**given, shutdown_timeout_seconds=30)
     if args.float32:
         COMPUTE = STATE = jnp.float32
+    if jnp.dtype(COMPUTE) == jnp.float32:
+        # By default GPUs multiply float32 as TF32, and TPUs in one pass of bfloat16.
+        jax.config.update("jax_default_matmul_precision", "highest")
     return args
 
 
