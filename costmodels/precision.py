@@ -13,6 +13,7 @@ class Recipe:
     """Bytes per parameter element by role. state_bytes holds the master copy (when there is one:
     master_bytes) and the optimizer's moments.
 
+    matrix_less_bytes: how much of state_bytes a matrix has not that the optimizer orthogonalises.
     compute: the type of products with weights; between: of everything else, and of what operators
     hand to one another. emitted: whether emitted programs compute this way; a recipe that is only
     priced says so wherever it is shown. program: the recipe that emitted programs compute in
@@ -35,11 +36,22 @@ class Recipe:
     loss_scaled: bool = False
     """whether gradients need the loss to be scaled to stay within the range of their type"""
     program: str = ""
+    matrix_less_bytes: float = 0.0
 
     @property
     def state_type(self) -> str:
         """The type of the optimizer's moments, and of master copies where there are any."""
         return "float32" if self.moment_bytes == 4 else self.parameter
+
+    @property
+    def orthogonalises(self) -> bool:
+        """Whether the optimizer takes matrices of hidden layers apart from all else."""
+        return self.matrix_less_bytes > 0
+
+    @property
+    def orthogonalising_type(self) -> str:
+        """The type in which matrices are orthogonalised: bfloat16, but in programs in float32."""
+        return "float32" if self.between == "float32" else "bfloat16"
 
     def describe(self) -> str:
         """One line for people; of inference, what inference keeps."""
@@ -51,9 +63,10 @@ class Recipe:
             )
         total = self.parameter_bytes + self.gradient_bytes + self.state_bytes
         emitted = "" if self.emitted else "; priced, not emitted"
+        less = f", {self.matrix_less_bytes:g} less in hidden matrices" * self.orthogonalises
         return (
             f"{self.name}: {self.note}; {self.parameter_bytes:g} + {self.gradient_bytes:g} +"
-            f" {self.state_bytes:g} = {total:g} bytes a parameter{emitted}"
+            f" {self.state_bytes:g} = {total:g} bytes a parameter{less}{emitted}"
         )
 
 
@@ -162,8 +175,12 @@ def load_recipe(name: str, optimizer: str = "adamw", training: bool = True) -> R
     recipe = {recipe.name: recipe for recipe in _RECIPES}[name]
     if not training:
         return replace(recipe, gradient_bytes=0, reduction_bytes=0, state_bytes=0, master_bytes=0)
-    moments = OPTIMIZERS[optimizer].moments * recipe.moment_bytes
-    return replace(recipe, state_bytes=recipe.master_bytes + moments)
+    kept = OPTIMIZERS[optimizer]
+    return replace(
+        recipe,
+        state_bytes=recipe.master_bytes + kept.moments * recipe.moment_bytes,
+        matrix_less_bytes=kept.matrix_moments_less * recipe.moment_bytes,
+    )
 
 
 def recipe_in(

@@ -28,12 +28,14 @@ class TrainedWeight(Generic[Amount]):
     """Elements that a device has of one weight (numbers), or of several (arrays).
 
     whole: as its operators read it. piece: of the optimizer's state. zero_stage: that of the weight
-    itself, 0 where no dim of it can be cut.
+    itself, 0 where no dim of it can be cut. matrices: of the piece, what lies in matrices that the
+    optimizer orthogonalises: all of it or nothing.
     """
 
     whole: Amount
     piece: Amount
     zero_stage: int
+    matrices: Amount | float = 0.0
 
     @property
     def stored(self) -> Amount:
@@ -56,7 +58,7 @@ class TrainedWeight(Generic[Amount]):
 
     def optimizer_bytes(self, recipe: Recipe) -> Amount:
         """Bytes of the optimizer's state."""
-        return self.piece * recipe.state_bytes
+        return self.piece * recipe.state_bytes - self.matrices * recipe.matrix_less_bytes
 
     def loop_copies(self, recipe: Recipe) -> tuple[Amount, Amount]:
         """Bytes that a loop over blocks cuts out of stacks at a time, the parameter, and those that

@@ -24,7 +24,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from costmodels.collectives import DISPATCH, Span, collective_time_s
-from costmodels.frameworks.kernels import KernelNeed, kernel_times_s, memory_bytes_per_s
+from costmodels.frameworks.kernels import (
+    LARGE_FLOPS,
+    KernelNeed,
+    kernel_times_s,
+    memory_bytes_per_s,
+    product_efficiency,
+)
 from costmodels.hardware.device import Device
 from costmodels.overlap import gather_beside_work_s
 from costmodels.runtimes import Rates, Runtime
@@ -84,7 +90,8 @@ class Work:
     that the fullest stage updates. layers_before: layers that come before the blocks. schedule: of
     pipeline stages. again: of `kernels` those that recompute with saved collectives runs a second
     time (planner.pricing.frameworks.kernels.made_again). expert_axes: axes that experts are cut
-    over.
+    over. optimizer_bytes_less: what the update of the fullest stage does not move of what
+    AdamW's does. orthogonalising_flops: products of its update (Muon), of one device.
     """
 
     stage_blocks: tuple[int, ...]
@@ -103,6 +110,8 @@ class Work:
     overlapped: bool = False
     again: tuple[tuple[str, float, KernelNeed], ...] = ()
     expert_axes: Axes = ()
+    optimizer_bytes_less: float = 0.0
+    orthogonalising_flops: float = 0.0
 
     def recompute_of(self, place: str) -> str:
         """How a place of the program is recomputed."""
@@ -215,6 +224,8 @@ def step_time(
     longest = max(stages, key=lambda stage: stage.seconds)
     kernels = max(stage.kernels for stage in stages)
     optimizer = work.optimizer_elements * runtime.optimizer_bytes / memory
+    optimizer += orthogonalising_s(work.orthogonalising_flops, device, rates)
+    optimizer -= work.optimizer_bytes_less / memory
     once, bubble = sent.once * runtime.overlap, _bubble_s(work, runtime, stages)
     return StepSeconds(
         total=micro * longest.seconds + bubble + sent.once - once + optimizer,
@@ -226,6 +237,11 @@ def step_time(
         optimizer=optimizer,
         by_axes=sent.by_axes,
     )
+
+
+def orthogonalising_s(flops: float, device: Device, rates: Rates) -> float:
+    """Seconds of Muon's products, taken to be large ones in bfloat16."""
+    return flops / (device.peak("bfloat16") * product_efficiency(device, rates, LARGE_FLOPS))
 
 
 # Many parameters: what a stage runs, and what goes beside it.

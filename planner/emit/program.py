@@ -34,6 +34,7 @@ from planner.execution.loops import (
     repeated_blocks,
     tensors_per_microbatch,
 )
+from planner.execution.orthogonalising import refuse_flat_buffers
 from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.recompute import gathering_parts, is_gathered
@@ -145,6 +146,7 @@ def _refuse(graph: Graph, plan: Plan, backend: Backend, unroll: bool) -> None:
     """Refuse what no program is written for. Raises PlanError."""
     check_kernels(graph)
     refuse_partitioned(plan, backend)
+    refuse_flat_buffers(graph, plan)
     if plan.schedule == DUALPIPE:
         raise PlanError(
             "P068",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from costmodels.optimizers import OPTIMIZERS
 from planner.emit.external import external_table
 from planner.emit.merged_products import merges_at_a_loss
 from planner.emit.owned import above, model_text
@@ -20,6 +21,7 @@ from planner.emit.tables import (
     mesh_line,
     no_decay_table,
     offloaded_table,
+    orthogonalised_table,
     outputs_line,
     overlap_table,
     parameter_table,
@@ -74,11 +76,13 @@ def _runtime_files(w: Writer, train: bool) -> tuple[list[str], list[str]]:
     plan, backend = w.flow.plan, "shard_map" if w.backend == "shard_map" else "jit"
     files = [*KERNELS, "frame", "fused_overlap" if plan.overlapped_microbatches > 1 else "fused"]
     host_state = "optimizer" in plan.offload
+    orthogonalises = train and OPTIMIZERS[w.training.optimizer].orthogonalises
     if train:
         state = ["state_host"] if host_state else ["state_device", "step_device"]
         files += [
             "schedule",
             "squares",
+            *(("newton_schulz", f"pieces_{backend}") if orthogonalises else ()),
             w.training.optimizer,
             *_gradient_files(w, backend),
             "clip",
@@ -100,6 +104,7 @@ def _runtime_files(w: Writer, train: bool) -> tuple[list[str], list[str]]:
         "stage_buffers_host": w.stages is not None and host_state,
         "offloaded_weights": w.offloads_weights,
         "fused_offload": bool(sent_in_loops(plan)),
+        "matrices": orthogonalises,
         "infer_apart": not train and backend == "shard_map" and merges_at_a_loss(w),
         "islands": bool(plan.islands),
     }
@@ -143,9 +148,10 @@ def _edited_tables(w: Writer, train: bool, compute: str) -> str:
         params, frozen = _parameters(w, train)
         parts.append(parameter_table(w, "PARAMS", "trained parameter", params))
         parts.append(parameter_table(w, "FROZEN", "weight that does not change", frozen))
-        parts.append(
-            no_decay_table(w, [(p.tensors[0], p.key) for p in params]) if train else outputs_line(w)
-        )
+        named = [(p.tensors[0], p.key) for p in params]
+        parts.append(no_decay_table(w, named) if train else outputs_line(w))
+        if train and OPTIMIZERS[w.training.optimizer].orthogonalises:
+            parts.append(orthogonalised_table(w, named))
     return "".join([*parts, *w.tables, *_small(w)])
 
 

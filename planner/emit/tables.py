@@ -17,6 +17,7 @@ from planner.execution.loops import RepeatedBlock
 from planner.execution.plan import WeightPlan
 from planner.execution.recompute import is_gathered
 from planner.execution.shared_collectives import outside_blocks
+from planner.execution.zero_stages import cut_by_repeats
 from planner.graph.ir import FLOATS, Graph
 from planner.ops import operator_of
 from planner.ops.base import tuple_text
@@ -416,17 +417,15 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
 
 
 def _cut_by_repeats(w: Writer, p: Parameter) -> bool:
-    """Whether ZeRO stages 1 and 2 cut a stack of repeats by repeats instead of along a dim of each:
-    the same bytes, but a collective along the first dim takes and leaves them in the order in which
-    they lie, where one along another is compiled with copies in another order on both sides."""
+    """Whether a ZeRO stage cuts a stack of repeats by repeats instead of along a dim of each."""
     plan = p.plan
     if w.backend != "shard_map" or not p.stacked or w.pipeline or w.flow.plan.offload:
         return False
     size = w.flow.graph.tensors[p.tensors[0]].shape[plan.zero_dim]
     mesh = dict(w.flow.plan.mesh)
     ways = group(plan.zero_axes, mesh)
-    even = size % group((*plan.layout.dims[plan.zero_dim], *plan.zero_axes), mesh) == 0
-    return plan.zero_stage < 3 and even and len(p.tensors) % ways == 0
+    pieces = group((*plan.layout.dims[plan.zero_dim], *plan.zero_axes), mesh)
+    return cut_by_repeats(plan.zero_stage, size, pieces, ways, len(p.tensors))
 
 
 def _equal_table(w: Writer) -> str:
@@ -521,9 +520,20 @@ def scale_table(w: Writer) -> str:
 
 def no_decay_table(w: Writer, names: Iterable[tuple[str, str]]) -> str:
     """NO_DECAY. names: (tensor, what it goes by) of trained weights."""
-    rows = table_rows([(name, "") for tensor, name in names if spared(w.flow.graph, tensor)])
-    text = ["NO_DECAY = {", *rows, "}", ""] if rows else ["NO_DECAY = set()", ""]
-    return "\n".join(["# what weight decay leaves alone: vectors and tables of lookups", *text])
+    own = [name for tensor, name in names if spared(w.flow.graph, tensor)]
+    return _set_of("NO_DECAY", "what weight decay leaves alone: vectors and tables of lookups", own)
+
+
+def orthogonalised_table(w: Writer, names: Iterable[tuple[str, str]]) -> str:
+    """ORTHOGONALISED. names: as for `no_decay_table`."""
+    own = [name for tensor, name in names if tensor in w.flow.graph.orthogonalised]
+    return _set_of("ORTHOGONALISED", "matrices of hidden layers: all else takes AdamW's steps", own)
+
+
+def _set_of(name: str, what: str, keys: Iterable[str]) -> str:
+    rows = table_rows([(key, "") for key in keys])
+    text = [f"{name} = {{", *rows, "}", ""] if rows else [f"{name} = set()", ""]
+    return "\n".join([f"# {what}", *text])
 
 
 def spared(graph: Graph, tensor: str) -> bool:

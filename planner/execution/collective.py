@@ -59,6 +59,11 @@ class CollectiveUse:
     and scatter together, up to the size of their buckets"""
 
     @property
+    def of_matrices(self) -> bool:
+        """Whether it makes pieces whole matrices, which the optimizer orthogonalises, or back."""
+        return self.phase == "optimizer" and not self.bucketed
+
+    @property
     def total_bytes(self) -> int:
         """Payload of one optimizer step."""
         return self.payload_bytes * self.count

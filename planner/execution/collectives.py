@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from itertools import chain
 from math import prod
 
 from costmodels.optimizers import MOMENT_BYTES, OPTIMIZERS, Optimizer
@@ -21,6 +22,7 @@ from planner.execution.engine import Engine, engine_of
 from planner.execution.even_collectives import weights_of_other_stages
 from planner.execution.layout_flow import Flow, cut_layout, stored_layout
 from planner.execution.loops import RepeatedBlock, repeated_blocks
+from planner.execution.orthogonalising import exchanges, orthogonalised
 from planner.execution.pipeline import pipeline_of
 from planner.execution.techniques import WRITTEN_OUT
 from planner.sharding.layout import Layout, local_shape
@@ -39,14 +41,20 @@ def collectives(
     if engine_of(flow.plan) is Engine.UNEVEN:
         uses = uneven_collectives.collectives(flow, size)
     else:
-        uses = even_collectives.collectives(flow, tuple(blocks), size)
+        blocks = tuple(blocks)
+        uses = chain(
+            even_collectives.collectives(flow, blocks, size), exchanges(flow, blocks, size)
+        )
     return tuple(u for u in uses if u.payload_bytes and u.count)
 
 
 def dot_flops(flow: Flow, blocks: Iterable[RepeatedBlock] = (), *, again: bool = True) -> int:
     """2MNK of every product per device and step: forward and backward. again: as compiled, with
-    what kernels and blocks in `runs` compute again and without what is multiplied."""
-    return _summed(flops_by_index(flow, blocks, again=again))
+    what kernels and blocks in `runs` compute again, and without what is multiplied, and with those
+    of the optimizer."""
+    blocks = tuple(blocks)
+    optimizer = sum(matrices.flops for _, matrices in orthogonalised(flow, blocks)) if again else 0
+    return _summed(flops_by_index(flow, blocks, again=again)) + optimizer
 
 
 def dot_flops_of_own_parts(flow: Flow) -> int:
@@ -98,7 +106,8 @@ def argument_bytes(flow: Flow, optimizer: str = "", size: ItemSize = float32_siz
         if name in used and name not in elsewhere:
             total += local(name, stored_layout(plan), size(graph.tensors[name].dtype))
             if flow.training and name in flow.grad:
-                total += kept.moments * local(name, cut_layout(plan), MOMENT_BYTES)
+                fewer = kept.matrix_moments_less * (name in graph.orthogonalised)
+                total += (kept.moments - fewer) * local(name, cut_layout(plan), MOMENT_BYTES)
     for name in graph.inputs:
         if name in used:
             total += local(name, flow.source[name], size(graph.tensors[name].dtype)) * (

@@ -48,3 +48,11 @@ def weight_collectives_of(zero_stage: int, trained: bool) -> tuple[WeightCollect
     gradient to reduce nor a new value to hand out."""
     every = WEIGHT_COLLECTIVES[zero_stage]
     return every if trained else tuple(c for c in every if c.phase in ("forward", "recompute"))
+
+
+def cut_by_repeats(zero_stage: int, size: int, pieces: int, ways: int, repeats: int) -> bool:
+    """Whether ZeRO stages 1 and 2 cut a stack of so many repeats over so many ways by repeats
+    instead of along a dim of each, of this size and in so many pieces then: the same bytes, but a
+    collective along the first dim takes and leaves them in the order in which they lie, where one
+    along another is compiled with copies in another order on both sides."""
+    return zero_stage < 3 and size % pieces == 0 and repeats % ways == 0

@@ -268,6 +268,8 @@ class Graph:
     host_tables: Mapping[str, HostTable] = field(default_factory=dict)
     """Weights whose rows are pulled for a step and pushed after it
     (planner.workload.host_tables)."""
+    orthogonalised: frozenset[str] = frozenset()
+    """Weights whose matrices the optimizer orthogonalises (planner.ops.matrices)."""
     notes: tuple[str, ...] = ()
     """What the reader assumed or repaired, a sentence each, for the user."""
     unstacked: bool = False

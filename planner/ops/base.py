@@ -273,6 +273,9 @@ class Operator:
     """Operands that are caches, which a program keeps among its weights."""
     sums_last: Callable[[Node, int], bool] | None = None
     """(node, slot) -> whether the product sums over the last dim of a weight in that slot."""
+    matrices: Callable[[Node], tuple[int, ...]] = lambda node: ()
+    """Operands whose last two dims are a matrix that vectors are multiplied by, another for each
+    index of the dims before."""
     float8: Callable[[Node], bool] | None = None
     """Whether a node's kernel has a form whose operands are float8."""
     pads: str = ""

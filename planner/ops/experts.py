@@ -423,6 +423,7 @@ register(
         kept_unlooped=_sorted_rows,
         products=_products,
         roles={"e": "expert"},
+        matrices=lambda node: (3, 4, 5),
         sums_last=lambda node, slot: (
             slot > 5 or bool(node.attrs.get("trans_out" if slot == 5 else "trans_in", 0))
         ),

@@ -91,6 +91,21 @@ def _einsum_sums_last(node: Node, slot: int) -> bool:
     return terms.split(",")[slot][-1:] not in result
 
 
+def _einsum_matrices(node: Node) -> tuple[int, ...]:
+    """Operands of two in which one of the last two letters is summed over, the other is of the
+    result alone, and the letters before are of everything."""
+    terms, _, result = str(node.attrs["equation"]).replace(" ", "").partition("->")
+    sides = terms.split(",")
+    found = []
+    for slot, term in enumerate(sides if len(sides) == 2 else ()):
+        other = sides[1 - slot]
+        last = [(letter in other, letter in result) for letter in term[-2:]]
+        everywhere = all(letter in other and letter in result for letter in term[:-2])
+        if sorted(last) == [(False, True), (True, False)] and everywhere:
+            found.append(slot)
+    return tuple(found)
+
+
 def _conv_rule(node: Node, graph: Graph) -> Rule:
     """Batch, output channels, input channels (summed) and groups split, and rows where their pieces
     line up (planner.ops.space)."""
@@ -175,6 +190,7 @@ register(
         gradient=bilinear,
         products=_matmul_products,
         pads="n",
+        matrices=lambda node: (0, 1),
         float8=lambda node: not node.attrs.get("trans_a"),
         sums_last=lambda node, slot: (
             bool(node.attrs.get("trans_b", 0)) if slot == 1 else not node.attrs.get("trans_a", 0)
@@ -188,6 +204,7 @@ register(
         kind="product",
         gradient=bilinear,
         sums_last=_einsum_sums_last,
+        matrices=_einsum_matrices,
     ),
     Operator(
         "Conv",

@@ -22,17 +22,19 @@ def device_weights(flow: Flow) -> Mapping[str, TrainedWeight[float]]:
 def _device_weights(flow: Flow) -> dict[str, TrainedWeight[float]]:
     mesh, tensors = dict(flow.plan.mesh), flow.graph.tensors
     # Weights of repeats share one plan: by id, as plans take long to hash.
-    known: dict[tuple[tuple[int, ...], int], TrainedWeight[float]] = {}
+    known: dict[tuple[tuple[int, ...], int, bool], TrainedWeight[float]] = {}
     weights = {}
     for name, w in flow.weights.items():
-        key = tensors[name].shape, id(w)
+        matrix = name in flow.graph.orthogonalised
+        key = tensors[name].shape, id(w), matrix
         weight = known.get(key)
         if weight is None:
             whole, piece = (
                 float(prod(local_shape(key[0], layout, mesh)))
                 for layout in (w.layout, cut_layout(w))
             )
-            weight = TrainedWeight(whole, piece, w.zero_stage if w.zero_dim >= 0 else 0)
+            zero_stage = w.zero_stage if w.zero_dim >= 0 else 0
+            weight = TrainedWeight(whole, piece, zero_stage, piece * matrix)
             known[key] = weight
         weights[name] = weight
     return weights

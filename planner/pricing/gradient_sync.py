@@ -15,12 +15,17 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from costmodels.frameworks.step_time import orthogonalising_s
 from costmodels.host_link import offloaded_weight
 from costmodels.trained_weight import TrainedWeight
 from planner.execution.layout_flow import own_zero_stage, zero_stage_dims
 from planner.execution.loops import shares_of_blocks
+from planner.execution.orthogonalising import device_matrices
+from planner.execution.plan import WeightPlan
 from planner.execution.weight_offload import can_offload, lookup_tables
 from planner.execution.zero_stages import ZERO_STAGES, weight_collectives_of
+from planner.pricing.frameworks.orthogonalising import weight_flops
+from planner.pricing.orthogonalising import exchanges_s, newton_schulz_s
 from planner.pricing.peak_memory import GATHERED_BLOCKS
 from planner.sharding.layout import Axes, group
 
@@ -86,7 +91,8 @@ class _Weight:
     that stage 3 gathers it again. stacked: of how many repeats a device has it in one array.
     looped: a loop over blocks cuts it out of that. after_loops: only what follows all loops reads
     it. offloaded: it waits in the host's memory. gathered_copies: how many whole ones stage 3 has
-    at a time. element_bytes: of an element. joined: its part of its block's weights.
+    at a time. element_bytes: of an element. joined: its part of its block's weights. matrices:
+    whether the optimizer orthogonalises it.
     """
 
     shape: tuple[int, ...]
@@ -100,6 +106,7 @@ class _Weight:
     gathered_copies: float
     element_bytes: float
     joined: float
+    matrices: bool
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,9 @@ class _Rows:
 
     whole, piece: elements of a device, and of its piece where a ZeRO stage cuts the weight over so
     many `devices`, which it `can_cut`. fan_of: which of the fans below. pending, cut, rest: of each
-    fan its axes, those that a ZeRO stage cuts over, and the others.
+    fan its axes, those that a ZeRO stage cuts over, and the others. matrices: whether the optimizer
+    orthogonalises it; orthogonalising: seconds of that under each ZeRO stage in arrays of all its
+    repeats, and how many more where each is an array of its own [2, ZeRO stages, rows].
     """
 
     trained: bool
@@ -124,6 +133,8 @@ class _Rows:
     offloaded: np.ndarray
     gathered_copies: np.ndarray
     joined: np.ndarray
+    matrices: np.ndarray
+    orthogonalising: np.ndarray
     fan_of: np.ndarray
     pending: Sequence[Axes]
     cut: Sequence[Axes]
@@ -199,6 +210,7 @@ class WeightPricer:
                 self.pricer.recipe.parameter_bytes if t.is_float else self.pricer.itemsize(t.dtype)
             ),
             joined=shares_of_blocks(self.graph, base.runs).get(name, 1.0),
+            matrices=name in base.graph.orthogonalised and name in base.grad,
         )
 
     def _known(self, weight: _Weight) -> dict[int, np.ndarray]:
@@ -340,16 +352,57 @@ class WeightPricer:
             offloaded=np.array([w.offloaded for w in weights]),
             gathered_copies=np.array([w.gathered_copies for w in weights]),
             joined=np.array([w.joined for w in weights]),
+            matrices=np.array([w.matrices for w in weights]),
+            orthogonalising=self._orthogonalising_s(weights, layouts, dim),
             fan_of=fan_of,
             pending=pending,
             cut=cut,
             rest=[tuple([a for a in fan if a not in self.zero_axes]) for fan in pending],
         )
 
+    def _orthogonalising_s(
+        self, weights: Sequence[_Weight], layouts: Sequence[int], dims: np.ndarray
+    ) -> np.ndarray:
+        """`_Rows.orthogonalising` of weights in their layouts. dims: along which a ZeRO stage would
+        cut each. [2, ZeRO stages, weights]"""
+        price, seconds = self.pricer, np.zeros((2, len(ZERO_STAGES), len(weights)))
+        for k, weight in enumerate(weights):
+            if not weight.matrices:
+                continue
+            layout = price.atlas.layouts[layouts[k]]
+            axes = tuple(a for a in layout.grad_partial if a in self.zero_axes)
+            for z in ZERO_STAGES if dims[k] >= 0 else ZERO_STAGES[:1]:
+                plan = WeightPlan(layout.stored, z, axes if z else (), int(dims[k]) if z else -1)
+                if price.runtime.kernels is not None:
+                    flops = weight_flops(weight.shape, plan, self.sizes)
+                    seconds[0, z, k] = orthogonalising_s(flops, price.topology.device, price.rates)
+                else:
+                    seconds[:, z, k] = self._array_s(weight, plan)
+        return seconds
+
+    def _array_s(self, weight: _Weight, plan: WeightPlan) -> tuple[float, float]:
+        """Seconds of a weight that is orthogonalised in an array of all its repeats, and how many
+        more in an array of its own."""
+        price = self.pricer
+        each = []
+        for repeats in (weight.stacked, 1):
+            matrices = device_matrices(
+                weight.shape,
+                plan,
+                self.sizes,
+                repeats=repeats,
+                apart=repeats if "optimizer" in price.offload else 1,
+                by_repeats=price.mesh.stages == 1 and not price.offload,
+            )
+            seconds = newton_schulz_s(matrices, price) + exchanges_s(matrices, price)
+            each.append(seconds / repeats)
+        return each[0], each[1] - each[0]
+
     def _of_stage(self, rows: _Rows, zero_stage: int) -> np.ndarray:
         """Of weights with gradients that one ZeRO stage all cuts. [fields, rows]"""
         price, recipe = self.pricer, self.pricer.recipe
-        weight = TrainedWeight(rows.whole, rows.piece if zero_stage else rows.whole, zero_stage)
+        piece = rows.piece if zero_stage else rows.whole
+        weight = TrainedWeight(rows.whole, piece, zero_stage, piece * rows.matrices)
         # State that passes through the device while it is used is counted with the whole plan.
         resident = 0.0 if "optimizer" in price.offload else weight.optimizer_bytes(recipe)
         looped = not self.base.written_out
@@ -364,6 +417,7 @@ class WeightPricer:
         if price.runtime.kernels is not None:  # frameworks add to the one gradient that they keep
             gradient, accumulator = weight.summed * recipe.gradient_bytes, 0.0 * rows.whole
         cut, put = weight.loop_copies(recipe)
+        _, alone = rows.orthogonalising
         costs = np.stack(
             [
                 per_step,
@@ -376,7 +430,7 @@ class WeightPricer:
                 weight.remaining_bytes(recipe),
                 gradient,
                 gathered,
-                rows.looped * price.update_launch_s(weight.piece),
+                rows.looped * (price.update_launch_s(weight.piece) + alone[zero_stage]),
             ]
         )
         pending = rows.rest if zero_stage == 3 else rows.pending
@@ -400,7 +454,8 @@ class WeightPricer:
         # arithmetic beside it, as far as that reaches (costmodels.overlap.gather_beside_work_s).
         shown = 1 - price.runtime.overlap
         framework = price.runtime.kernels is not None
-        per_step = price.optimizer_s(weight.piece, price.offload)
+        per_step = price.optimizer_s(weight.piece, price.offload, weight.matrices)
+        per_step = per_step + rows.orthogonalising[0, weight.zero_stage]
         per_microbatch = np.zeros(len(rows.whole))
         for c in weight_collectives_of(weight.zero_stage, rows.trained):
             gradient = c.phase == "gradient"

@@ -53,7 +53,7 @@ def hidden_beside_kernels(
             loops.setdefault((run, use.phase != "forward"), []).append(k)
         elif use.axes == (STAGE,) and use.kind == "collective-permute":
             beside[k] = hidden.handed_on * (seconds - under)
-        elif use.phase == "optimizer" and hidden.updated:
+        elif use.phase == "optimizer" and hidden.updated and not use.of_matrices:
             ways = group(use.axes, dict(flow.plan.mesh))
             piece = use.total_bytes / ways / pricer.recipe.parameter_bytes
             beside[k] = float(

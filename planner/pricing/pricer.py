@@ -416,12 +416,18 @@ class Pricer:
         share of one pass over all."""
         return np.maximum(0.0, self.device.launch_s - self.optimizer_s(elements, ()))
 
-    def optimizer_s(self, elements: Amount, offload: tuple[str, ...]) -> Amount:
+    def optimizer_s(
+        self, elements: Amount, offload: tuple[str, ...], matrices: Any = 0.0
+    ) -> Amount:
         """Seconds of the optimizer's pass over local parameters. State that waits in the host's
         memory is read from there and written back: two ways of the host's link, one after the
-        other, however much of that a device does at once."""
+        other, however much of that a device does at once. matrices: of the parameters, those in
+        matrices that are orthogonalised, which keep less (and take more:
+        planner.pricing.orthogonalising)."""
         recipe, adamw = self.recipe, OPTIMIZERS["adamw"]
-        away = self.host_s(2 * elements * recipe.state_bytes) if "optimizer" in offload else 0.0
+        less = recipe.matrix_less_bytes
+        kept = elements * recipe.state_bytes - matrices * less
+        away = self.host_s(2 * kept) if "optimizer" in offload else 0.0
         # The runtime's figure is that of AdamW in float32: what is not read and written is less.
         fewer = adamw.moment_bytes - (recipe.state_bytes - recipe.master_bytes)
         # Those of frameworks hold gradients in float32 whatever they are sent in.
@@ -432,4 +438,5 @@ class Pricer:
         moved = self.runtime.optimizer_bytes - 2 * fewer - (3 * host_link.FLOAT_BYTES - value)
         if recipe.loss_scaled:  # gradients are read for their norm, parameters to be left alone
             moved += recipe.gradient_bytes + recipe.parameter_bytes
-        return compute.optimizer_time_s(self.device, elements, moved) + away
+        passed = compute.optimizer_time_s(self.device, elements, moved)
+        return passed - compute.optimizer_time_s(self.device, matrices, 2 * less) + away

@@ -34,6 +34,7 @@ from planner.execution.loops import (
     repeated_blocks,
     stacked_weights,
 )
+from planner.execution.orthogonalising import orthogonalised
 from planner.execution.pipeline import Pipeline, pipeline_of, pipeline_places
 from planner.execution.plan import Plan
 from planner.execution.recompute import recomputed_blocks
@@ -50,6 +51,7 @@ from planner.pricing.kernels import times_of_class
 from planner.pricing.loop_copies import loop_copies_s
 from planner.pricing.loop_overlap import hidden_beside_kernels
 from planner.pricing.microbatch_overlap import hidden_shares, launch_bytes, per_launch
+from planner.pricing.orthogonalising import newton_schulz_s
 from planner.pricing.peak_memory import memory, sent_activations
 from planner.pricing.pricer import Pricer
 from planner.pricing.weight_offload import offloaded_weights
@@ -79,7 +81,7 @@ def price(
     uses = collectives.collectives(flow, runs, pricer.itemsize) if uses is None else uses
     optimizer = 0.0
     if base.training:
-        optimizer = _optimizer_s(flow, pipeline, pricer)
+        optimizer = _optimizer_s(flow, runs, pipeline, pricer)
     if offloaded_names(flow, runs):
         moved = offloaded_weights(flow, runs, pricer)
         optimizer += pricer.host_s(flow.plan.microbatches * moved.added + moved.once)
@@ -210,7 +212,9 @@ def sent_s(
     ]
 
 
-def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float:
+def _optimizer_s(
+    flow: Flow, runs: tuple[RepeatedBlock, ...], pipeline: Pipeline | None, pricer: Pricer
+) -> float:
     """Seconds of a device's update, and of the sums of gradients over several microbatches: of
     pieces where the ZeRO stage cuts them first."""
     graph, turns, copies = (
@@ -220,12 +224,13 @@ def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float
     )
     elsewhere = weights_of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
     waiting = weights_apart(flow, pipeline)
-    updated = added = launches = 0.0
+    updated = matrices = added = launches = 0.0
     blocks = flow.plan.repeated_blocks if flow.plan.blocks == WRITTEN_OUT else ()
     apart = stacked_weights(graph, blocks)
     for name, weight in device_weights(flow).items():
         if name in flow.grad and name not in elsewhere:
             updated += weight.piece
+            matrices += weight.matrices
             if turns > 1:
                 readers = (i for i, _ in graph.consumers[name])
                 added += weight.summed * (
@@ -236,7 +241,9 @@ def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float
             if name in apart:
                 launches += float(pricer.update_launch_s(weight.piece))
     sums = pricer.grad_accumulate_s(added * pricer.recipe.gradient_bytes)
-    return pricer.optimizer_s(updated, flow.plan.offload) + launches + sums + pricer.agreement_s
+    newton_schulz = sum(newton_schulz_s(found, pricer) for _, found in orthogonalised(flow, runs))
+    passed = pricer.optimizer_s(updated, flow.plan.offload, matrices)
+    return passed + newton_schulz + launches + sums + pricer.agreement_s
 
 
 def _additions(pipeline: Pipeline, readers: Iterable[int], apart: bool) -> Fraction:

@@ -30,6 +30,7 @@ from planner.analysis.facts import GraphFacts
 from planner.execution import collectives, uneven_collectives
 from planner.execution.collective import CollectiveUse
 from planner.execution.layout_flow import Flow
+from planner.execution.orthogonalising import refuse_flat_buffers
 from planner.execution.stage_buffers import PARTS, buffers
 from planner.execution.uneven_pipeline import buffer_elements, handed_tensors
 from planner.pricing.add_up import add_up, communication_of
@@ -102,7 +103,9 @@ def longest(passes: Sequence[Pass], chunks: Sequence[int]) -> Pass:
 def price(
     base: GraphFacts, flow: Flow, pricer: Pricer, uses: tuple[CollectiveUse, ...] | None = None
 ) -> Cost:
-    """Price of a derived flow. uses: its collectives, where they are known."""
+    """Price of a derived flow. uses: its collectives, where they are known. Raises PlanError P068
+    for an optimizer that orthogonalises matrices."""
+    refuse_flat_buffers(flow.graph, flow.plan)
     ahead, back = passes_of_chunks(base, flow, pricer)
     slowest = [
         (longest(ahead if row.forward else back, row.chunks), row)

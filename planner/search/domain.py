@@ -10,6 +10,7 @@ from planner.analysis.axis_roles import role_named
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.block_values import names_there
+from planner.execution.orthogonalising import FLAT_BUFFERS
 from planner.execution.save_policies import BLOCK, is_named, kept_among
 from planner.execution.techniques import (
     BESIDE,
@@ -393,7 +394,9 @@ class SearchDomain:
             return base.dealt[0][2]
         return (
             min(MOST_CHUNKS, len(base.places) + 1)
-            if base.places and self.request.runtime.kernels is None
+            if base.places
+            and self.request.runtime.kernels is None
+            and not base.graph.orthogonalised  # no program of uneven stages does so
             else 0
         )
 
@@ -758,9 +761,10 @@ class SearchDomain:
         if base.dealt:
             return f"the model has {base.dealt[0][2]} repeated blocks"
         most = self.most_stages(base)
-        return "the model has no repeated blocks" + (
-            f", and is cut into {most} stages at most" if most else ""
-        )
+        why = f", and is cut into {most} stages at most" if most else ""
+        if base.graph.orthogonalised:
+            why = f", and {FLAT_BUFFERS}"
+        return f"the model has no repeated blocks{why}"
 
     def replicas(self) -> Mesh:
         """The mesh of data parallelism: all devices, or where they do not divide the batch (a

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
-from costmodels.optimizers import OPTIMIZERS
+from costmodels.optimizers import MOMENT_BYTES, OPTIMIZERS
 from costmodels.precision import recipe_in
 from planner.emit.blocks import display_names
 from planner.execution import collectives, uneven_collectives
@@ -83,8 +83,10 @@ def predict(
         for kind, by in cells.items()
         for axes, cell in by.items()
     }
-    state = _state_bytes(flow, recipe.state_bytes)
-    extra = state - _state_bytes(flow, OPTIMIZERS[optimizer].moment_bytes)
+    kept = OPTIMIZERS[optimizer]
+    state = _state_bytes(flow, recipe.state_bytes, recipe.matrix_less_bytes)
+    plain = kept.moment_bytes, MOMENT_BYTES * kept.matrix_moments_less
+    extra = state - _state_bytes(flow, *plain)
     extra += SCALE_BYTES if scales else 0
     arguments = collectives.argument_bytes(flow, optimizer, size) + extra
     batch = sum(
@@ -161,15 +163,21 @@ def _agreement(plan: Plan) -> CollectiveUse:
     return CollectiveUse("all-reduce", plan.order, 4, 1, "optimizer", "norm of all gradients")
 
 
-def _state_bytes(flow: Flow, element_bytes: float) -> int:
-    """Moments and master copies, of so many bytes for each element of a parameter."""
+def _state_bytes(flow: Flow, element_bytes: float, matrix_less: float) -> int:
+    """Moments and master copies, of so many bytes for each element of a parameter, of so many less
+    where it lies in matrices that are orthogonalised."""
     if not flow.training:
         return 0
     if engine_of(flow.plan) is Engine.UNEVEN:
         return int(element_bytes * uneven_collectives.state_elements(flow))
     elsewhere = _elsewhere(flow)
     return sum(
-        _bytes(flow, name, cut_layout(w), element_bytes)
+        _bytes(
+            flow,
+            name,
+            cut_layout(w),
+            element_bytes - matrix_less * (name in flow.graph.orthogonalised),
+        )
         for name, w in flow.weights.items()
         if name in flow.grad and name not in elsewhere
     )

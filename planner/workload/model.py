@@ -14,12 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from costmodels.optimizers import OPTIMIZERS
 from planner.errors import PlanError
 from planner.graph.findings import TRAINING
 from planner.graph.ir import Graph
 from planner.graph.repeats import hoist
 from planner.graph.rescale import Scaled, same
 from planner.graph.value_digest import value_bytes
+from planner.ops.matrices import hidden_matrices
 from planner.reader import read_model
 from planner.reader.onnx.file import load
 from planner.reader.onnx.norm_records import folded_norms
@@ -319,7 +321,10 @@ class Model:
                 from planner.workload.loss import prune
 
                 plain = prune(evaluation(plain))
-            self._graphs[microbatches] = hoist(plain)
+            hoisted = hoist(plain)
+            if OPTIMIZERS[self.workload.optimizer].orthogonalises:
+                hoisted = replace(hoisted, orthogonalised=hidden_matrices(hoisted))
+            self._graphs[microbatches] = hoisted
         return self._graphs[microbatches]
 
     def sketch(self, microbatches: int) -> Graph:

@@ -10,6 +10,7 @@ from costmodels.optimizers import OPTIMIZERS
 
 def test_fewer_moments_take_less_memory_and_time() -> None:
     """Of a plan with everything on every device: 4 bytes of a parameter, and 8 bytes to move."""
+    alike = {name: o for name, o in OPTIMIZERS.items() if not o.orthogonalises}
     costs = {
         name: planner.plan(
             "zoo:gpt-tiny",
@@ -20,10 +21,10 @@ def test_fewer_moments_take_less_memory_and_time() -> None:
             optimizer=name,
             baselines=False,
         ).costs
-        for name in sorted(OPTIMIZERS, key=lambda name: OPTIMIZERS[name].moments)
+        for name in sorted(alike, key=lambda name: alike[name].moments)
     }
     state = {name: c["memory_breakdown_bytes"]["optimizer"] for name, c in costs.items()}
-    for name, optimizer in OPTIMIZERS.items():
+    for name, optimizer in alike.items():
         assert state[name] == optimizer.moment_bytes * state["adamw"] / 8
     for less, more in pairwise(costs):
         fewer = OPTIMIZERS[less].moments < OPTIMIZERS[more].moments

@@ -51,6 +51,7 @@ def space_of(
     atlas: LayoutTable | None = None,
     hardware: str = "h100-sxm",
     workload: str = "train",
+    optimizer: str = "adamw",
 ) -> Space:
     topology = for_devices(hardware, devices)
     mesh = next(
@@ -58,13 +59,11 @@ def space_of(
         for m in meshes(topology)
         if [a.size for a in m.axes] == ([devices // model, model] if model > 1 else [devices])
     )
-    pricer = Pricer(
-        topology, mesh, load_runtime(runtime), load_recipe("bf16-mixed"), atlas or LayoutTable()
-    )
+    recipe = load_recipe("bf16-mixed", optimizer)
+    pricer = Pricer(topology, mesh, load_runtime(runtime), recipe, atlas or LayoutTable())
+    asked = Workload(workload, batch=batch, optimizer=optimizer)
     base = GraphFacts.of(
-        Model.open(source, Workload(workload, batch=batch), devices).graph(1),
-        training=workload == "train",
-        fold=fold,
+        Model.open(source, asked, devices).graph(1), training=workload == "train", fold=fold
     )
     return build_space(base, pricer, zero_axes=tuple(pricer.sizes))
 
@@ -95,6 +94,32 @@ def test_objective_of_the_optimum_is_the_price_of_the_plan(
         space.base, plan_of(space, found.choice, Techniques(zero)), space.pricer
     )
     assert evaluate(problem, found.choice).cost / PICO == pytest.approx(cost.step_time_s, rel=1e-6)
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("source", "batch"), [MODELS[0], ("zoo:gpt2-small,layers=4", 8), ("zoo:mixtral-tiny", 16)]
+)
+def test_orthogonalised_matrices_are_in_the_objective(source: str, batch: int, zero: int) -> None:
+    """Muon's products and exchanges, of stacks that divide over the devices and that do not, of the
+    plan that is best with it: what they add to the objective they add to the price."""
+    techniques = Techniques(zero, "block" if zero == 3 else "none")
+    muon, adamw = (space_of(source, batch, optimizer=optimizer) for optimizer in ("muon", "adamw"))
+    problems = [assemble(space, techniques, None) for space in (muon, adamw)]
+    choice = solve(problems[0], "dp", Budget()).choice
+    with_muon, without = (evaluate(problem, choice).cost / PICO for problem in problems)
+    costs = [
+        price_plan(space.base, plan_of(space, choice, techniques), space.pricer)[0]
+        for space in (muon, adamw)
+    ]
+    more = costs[0].step_time_s - costs[1].step_time_s
+    assert with_muon - without == pytest.approx(more, abs=1e-6 * costs[0].step_time_s)
+    assert costs[0].step_time_s > costs[1].step_time_s
+    assert costs[0].memory.optimizer < costs[1].memory.optimizer
+    held = [usage_of(space, techniques, choice)[0] for space in (muon, adamw)]
+    less = costs[1].memory.optimizer - costs[0].memory.optimizer
+    assert held[1] - held[0] == pytest.approx(less, abs=8)
 
 
 @pytest.mark.one_in(4)

@@ -64,7 +64,8 @@ def memory_of(
             * recipe.gradient_bytes
             * (n in flow.grad)
         )
-        state[n] = cut * recipe.state_bytes * (n in flow.grad)
+        less = recipe.matrix_less_bytes * (n in graph.orthogonalised)
+        state[n] = cut * (recipe.state_bytes - less) * (n in flow.grad)
     activations = _activations(base, flow, stages, pricer)
     return FrameworkMemory(
         stage_blocks=stages.stage_blocks,

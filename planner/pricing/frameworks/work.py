@@ -31,6 +31,7 @@ from planner.ops import operator_of
 from planner.ops.expert_load import expert_nodes
 from planner.pricing.frameworks.dispatch import dispatched
 from planner.pricing.frameworks.kernels import need_of
+from planner.pricing.frameworks.orthogonalising import orthogonalising_flops
 from planner.pricing.frameworks.selective import made_again
 from planner.pricing.frameworks.stages import StageAssignment, attentions_before, stage_sums
 from planner.pricing.kernels import local_bytes
@@ -67,6 +68,10 @@ def work_of(
         microbatches=micro if base.training else 1,
         recompute=flow.plan.recompute,
         layers_before=attentions_before(base, stages.first),
+        optimizer_bytes_less=2
+        * pricer.recipe.matrix_less_bytes
+        * _updated(base, flow, stages, matrices=True),
+        orthogonalising_flops=max(stage_sums(base, flow, stages, orthogonalising_flops(flow))),
     )
 
 
@@ -75,12 +80,13 @@ def merged_uses(
 ) -> tuple[CollectiveUse, ...]:
     """The collectives of a flow, equal ones as one: whom they serve does not matter. Gradients have
     the parameters' type there, and may be sent in a wider one. Sequences are read in the order of
-    a balanced ring: no halves change places."""
+    a balanced ring: no halves change places; matrices stay whole on one of the replicas
+    (planner.pricing.frameworks.orthogonalising)."""
     counts: dict[CollectiveUse, int] = {}
     recipe = pricer.recipe
     wider = recipe.reduction_bytes / recipe.parameter_bytes
     for use in collectives.collectives(flow, runs, pricer.itemsize):
-        if use.halved:
+        if use.halved or use.of_matrices:
             continue
         alike = replace(use, what="", count=0)
         if use.phase == "gradient" and use.kind in SUMS:
@@ -154,12 +160,14 @@ def _summed(base: GraphFacts, flow: Flow, stages: StageAssignment) -> tuple[floa
     return tuple(stage_sums(base, flow, stages, local))
 
 
-def _updated(base: GraphFacts, flow: Flow, stages: StageAssignment) -> float:
-    """Parameters that the fullest stage updates."""
+def _updated(
+    base: GraphFacts, flow: Flow, stages: StageAssignment, *, matrices: bool = False
+) -> float:
+    """Parameters that the fullest stage updates. matrices: in matrices that are orthogonalised."""
     mesh = dict(flow.plan.mesh)
     local = {
         n: float(prod(local_shape(flow.graph.tensors[n].shape, cut_layout(w), mesh)))
-        if n in flow.grad
+        if n in flow.grad and (not matrices or n in flow.graph.orthogonalised)
         else 0.0
         for n, w in flow.weights.items()
     }

@@ -70,7 +70,11 @@ def save(saved, done, params, state):
     trees: dict = {}
     for k in range(count):
         item, inside = place_of(about, k)
-        tree = {name: values[key][k] for name, key in zip(about["names"], PARAMS, strict=True)}
+        tree = {
+            name: values[key][k]
+            for name, key in zip(about["names"], PARAMS, strict=True)
+            if k < len(values[key])
+        }
         trees.setdefault(item, {}).update({inside: tree} if inside else tree)
     items = {item: ocp.args.PyTreeSave(tree) for item, tree in trees.items()}
     saved.save(done, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items))
@@ -200,7 +204,8 @@ def restored(saved, done, mesh):
         )
     master = has_masters()
     shapes = {key: jax.ShapeDtypeStruct(row[0], jnp.float32) for key, row in PARAMS.items()}
-    moments = max(len(leaves) for leaves in jax.eval_shape(start_state, shapes).values()) - master
+    kept = {key: len(row) - master for key, row in jax.eval_shape(start_state, shapes).items()}
+    moments = max(kept.values())
     if moments != about["values"] - 1:
         raise SystemExit(
             f"the checkpoint of step {done} has {about['values'] - 1} moments a parameter, this"
@@ -208,11 +213,12 @@ def restored(saved, done, mesh):
         )
     params = read(saved, done, about, 0, PARAMS, COMPUTE, mesh)
     cuts = {key: state_at(mesh, row[-1]) for key, row in GRADIENTS.items()}
-    rows = [
-        jax.device_put(read(saved, done, about, k, GRADIENTS, STATE, mesh), cuts)
-        for k in [*range(1, moments + 1), *([0] if master else [])]
-    ]
-    state = {key: tuple(row[key] for row in rows) for key in params}
+    rows = []
+    for k in [*range(1, moments + 1), *([0] if master else [])]:
+        table = {key: row for key, row in GRADIENTS.items() if k <= kept[key]}
+        values = read(saved, done, about, k, table, STATE, mesh)
+        rows.append(jax.device_put(values, {key: cuts[key] for key in values}))
+    state = {key: tuple(row[key] for row in rows if key in row) for key in params}
     return done, params, state | state_beside(mesh, about)
 
 
@@ -221,10 +227,11 @@ def read(saved, done, about, k, table, dtype, mesh):
     them stacked otherwise are stacked anew."""
     import orbax.checkpoint as ocp
 
-    sources = {key: sources_of(key, done, about) for key in PARAMS}
+    own = {key: PARAMS[key] for key in table}
+    sources = {key: sources_of(key, done, about) for key in own}
     same: dict = {}
     ways: dict = {}
-    for key, row in PARAMS.items():
+    for key, row in own.items():
         spec = tuple(table[key][-1])
         for i, _ in sources[key]:
             names, stacked, shape = about["parameters"][i]
@@ -241,7 +248,7 @@ def read(saved, done, about, k, table, dtype, mesh):
             ways.setdefault(i, way)
     found = read_arrays(saved, done, about, k, ways)
     out = {}
-    for key, row in PARAMS.items():
+    for key, row in own.items():
         if key in same:
             out[key] = found[same[key]]
             continue

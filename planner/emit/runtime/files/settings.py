@@ -38,6 +38,7 @@ SETTINGS = (
         "WEIGHT_DECAY",
         {"type": float, "metavar": "D", "help": "of what is not in NO_DECAY, times the rate"},
     ),
+    ("--momentum", "MOMENTUM", {"type": float, "metavar": "M", "help": "of gradients of matrices"}),
     ("--beta1", "BETA1", {"type": float, "metavar": "B", "help": "of the mean of gradients"}),
     ("--beta2", "BETA2", {"type": float, "metavar": "B", "help": "of the second moment"}),
     ("--eps", "EPSILON", {"type": float, "metavar": "E", "help": "beside the root of it"}),
@@ -62,6 +63,6 @@ def set_constants(args):
             given[name] = getattr(args, option[2:].replace("-", "_"))
             if isinstance(given[name], int | float) and not 0 <= given[name] < math.inf:
                 raise SystemExit(f"{option} {given[name]}: a finite number of at least 0 is wanted")
-            if name.startswith("BETA") and given[name] >= 1:
+            if name in ("BETA1", "BETA2", "MOMENTUM") and given[name] >= 1:
                 raise SystemExit(f"{option} {given[name]}: it has to be below 1")
     globals().update(given)

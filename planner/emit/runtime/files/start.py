@@ -27,10 +27,10 @@ def lost_at(i, seen, saved=None):
 
 
 @functools.cache
-def first_state(sharding):
-    """state(master): of a parameter before the first step, compiled once for those of a shape and
-    cut."""
-    return jax.jit(lambda master: start_state({"": master})[""], out_shardings=sharding)
+def first_state(like, sharding):
+    """state(master): of a parameter before the first step that keeps as much as the one called so,
+    compiled once for those of a shape and cut."""
+    return jax.jit(lambda master: start_state({like: master})[like], out_shardings=sharding)
 
 
 def begin(args, weights, mesh):
@@ -38,10 +38,12 @@ def begin(args, weights, mesh):
     memory."""
     params: dict = {}
     state: dict = {}
+    first: dict = {}
     for key, row in PARAMS.items():
         value = {key: initial_value(key, row, args.seed, weights)}
         params |= place(computed(value), specs_of(PARAMS), mesh)
-        state[key] = first_state(state_at(mesh, GRADIENTS[key][-1]))(
+        like = first.setdefault(len(jax.eval_shape(start_state, value)[key]), key)
+        state[key] = first_state(like, state_at(mesh, GRADIENTS[key][-1]))(
             place(value, specs_of(GRADIENTS), mesh)[key]
         )
     return 0, params, state | state_beside(mesh)

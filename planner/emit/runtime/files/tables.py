@@ -18,6 +18,8 @@ outside a program.
     WEIGHT_ROWS       rows that the weight of a microbatch is counted in, where it is those of its
                       loss that count
     NO_DECAY          parameters, or weights in buffers of uneven stages, that weight decay leaves
+    ORTHOGONALISED    parameters, of programs whose optimizer has any, whose last two dims are
+                      matrices that it orthogonalises
     BATCH             samples of a step (0: inputs have no common first dim)
     INPUTS            name -> (global shape, dtype, integers below this or 0, PartitionSpec)
     PARAMS, FROZEN    name -> (shape, dtype, repeats stacked along the first dim or 0, mean of a
@@ -111,6 +113,7 @@ ITEM = ""
 MODEL_FLOPS = 0.0
 PEAK_FLOPS = 0.0
 NO_DECAY: set[str] = set()
+ORTHOGONALISED: set[str] = set()
 STEPS = 1
 MICROBATCHES = 1
 OVERLAPPED_MICROBATCHES = 1

@@ -181,7 +181,8 @@ def read(saved, done, about, k, table, dtype, mesh):
     import orbax.checkpoint as ocp
 
     out = {}
-    for key, row in PARAMS.items():
+    for key in table:
+        row = PARAMS[key]
         sources = sources_of(key, done, about)
         first = padded_shape(row[0], table[key][-1])[: repeat_dims(row)]
         ways, places = {}, tuple(place_in(about["parameters"][i], j) for i, j in sources)
