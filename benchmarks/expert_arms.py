@@ -5,7 +5,7 @@ dropped tokens charged as lost work.
 
 Marin's arms on one rack of GB200 (rows of a file of published runs, by Levanter's Grug): all
 parameters cut over 64 devices and gathered (FSDP), or experts on 64 devices to which tokens travel
-(EP64). Each arm is a plan of that layout with a capacity of 1.25, what it measured of drops is
+(EP64), trained with Muon. Each arm is a plan of that layout with a capacity of 1.25, what it measured of drops is
 charged to both seconds: step / (1 - dropped). The rows do not say heads: 128 wide, a fourth of them
 for keys and values, as in the rows of the same author that do.
 
@@ -51,8 +51,8 @@ class Arm:
 
 def priced_s(spec: str, devices: int, batch: int, pins: Pins, **options: Any) -> float:
     """Seconds of the best step under pins, whatever memory it takes."""
-    capacity = options.pop("capacity", None)
-    model = open_model(spec, devices, batch=batch, capacity=capacity)
+    capacity, optimizer = options.pop("capacity", None), options.get("optimizer", "adamw")
+    model = open_model(spec, devices, batch=batch, capacity=capacity, optimizer=optimizer)
     if pins.nodes:
         first = model.graph(1).nodes[next(i for i, _ in expert_nodes(model.graph(1)))].id
         pins = replace(pins, nodes={first.replace("layers.0", "layers.*"): pins.nodes["experts"]})
@@ -103,6 +103,7 @@ def arms(path: str) -> Iterator[Arm]:
             int(row["global_batch"]),
             pins,
             capacity=CAPACITY,
+            optimizer="muon",
             hardware="gb200",
         )
         lost = float(str(row["dropped"]).rstrip("%")) / 100

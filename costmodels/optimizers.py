@@ -46,3 +46,4 @@ OPTIMIZERS = {
     "muon": Optimizer(moments=2, counts_steps=True, matrix_moments=1),
 }
 """By name, the default first."""
+DEFAULT_OPTIMIZER = next(iter(OPTIMIZERS))

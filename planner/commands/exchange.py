@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from costmodels.optimizers import DEFAULT_OPTIMIZER
 from planner.commands import files
 from planner.errors import PlanError
 from planner.support import console
@@ -190,6 +191,8 @@ def opened(args: argparse.Namespace, topology: Topology) -> tuple[Configuration,
         args.config, devices, args.kind, domain_of(topology), args.overrides, layers
     )
     _refuse_contradictions(args, configuration)
+    if args.optimizer == DEFAULT_OPTIMIZER and configuration.keys.optimizer:
+        args.optimizer = configuration.keys.optimizer
     batch = configuration.settings.batch
     model = api.open_model(
         args.model, devices, **{**workload(args), "batch": batch, "tokens_per_step": None}

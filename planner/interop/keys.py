@@ -142,7 +142,8 @@ class Keys:
     """Keys by their last name, `-` and `_` alike. What is asked for counts as read. layers: the
     blocks of the model, where somebody knows it, else 0; given: names whose values go behind the
     file, over any other spelling of theirs; first: sections whose value of a name counts where
-    others have another; defaults: names of a file that has all there are, which nobody wrote."""
+    others have another; defaults: names of a file that has all there are, which nobody wrote;
+    optimizer: what it trains with, as --optimizer has it, where that is priced unasked."""
 
     def __init__(
         self,
@@ -152,6 +153,7 @@ class Keys:
     ) -> None:
         self.layers, self.given = layers, frozenset(given)
         self.first: Sequence[str] = ()
+        self.optimizer = ""
         self.defaults: Collection[str] = ()
         self.passed_over: dict[str, str] = {}
         self._values: dict[str, list[tuple[str, Any]]] = {}
@@ -218,7 +220,7 @@ class Keys:
         """Value of the key at a place, where others have its last name, too: `optim.name`; None
         where there is none."""
         for where, value in self._values.get(place.rpartition(".")[2], ()):
-            if f".{where}".endswith(f".{place}"):
+            if f".{where.lstrip('-')}".endswith(f".{place}"):  # of a script an option
                 self._read_at.add(where)
                 return value
         return None

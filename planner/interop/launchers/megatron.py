@@ -365,7 +365,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     started = [n for n in map(keys.at, STARTED) if type(n) is int]
     if len(started) == len(STARTED) and prod(started) != devices:
         notes.append(f"it starts {prod(started)} processes, and is priced on {devices} devices")
-    notes += optimizers.notes_of(keys, "optimizer")
+    notes += optimizers.notes_of(keys, "optimizer", "optimizer.optimizer")
     zero = _zero_stage(keys, pp, notes)
     copies = keys.whole(1, "num_distributed_optimizer_instances") if zero else 1
     said = Settings(
@@ -564,6 +564,8 @@ def _zero_stage(keys: Keys, stages: int, notes: list[str]) -> int:
         )
     distributed = keys.flag_anywhere("use_distributed_optimizer")  # as Megatron-Bridge syncs both
     distributed |= keys.at("optim.name") in DISTRIBUTED  # NeMo
+    distributed |= keys.at("optimizer") == optimizers.DIST_MUON
+    distributed |= keys.flag(False, "use_layer_wise_distributed_optimizer")
     zero = max(int(distributed), known[sharding] if fsdp else 0)
     zero = max(zero, keys.whole(0, "zero_stage", least=0))  # Megatron-DeepSpeed
     if keys.flag(False, "fsdp"):  # NeMo
