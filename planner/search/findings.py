@@ -115,6 +115,7 @@ def _speed(
     shares = {
         "communication": costs["exposed_communication_time_s"] / step,
         "bubble": costs["bubble_time_s"] / step,
+        "optimizer": costs["optimizer_time_s"] / step,
     }
     if "experts" in kinds:
         why = (
@@ -144,6 +145,12 @@ def _speed(
         why, help_ = (
             f"{shares['bubble']:.0%} of the step are pipeline bubbles",
             "a larger --batch, or fewer stages",
+        )
+    elif shares["optimizer"] > 1 / 2:
+        why, help_ = (
+            f"{shares['optimizer']:.0%} of the step is the optimizer's pass over all parameters,"
+            " however few a step reads",
+            "a larger --batch",
         )
     elif "attention" in kinds:
         why, help_ = (

@@ -17,6 +17,7 @@ COSTS = {
     "step_time_s": 1.0,
     "exposed_communication_time_s": 0.0,
     "bubble_time_s": 0.0,
+    "optimizer_time_s": 0.0,
     "distinct_work": 1.0,
 }
 
@@ -53,6 +54,7 @@ def test_a_slow_plan_of_a_large_model_is_the_first_finding() -> None:
         ({"exposed_communication_time_s": 0.8}, "80% of the step waits for communication"),
         ({"bubble_time_s": 0.7}, "70% of the step are pipeline bubbles"),
         ({"distinct_work": 0.125}, "12.5% of it is distinct"),
+        ({"optimizer_time_s": 0.79}, "79% of the step is the optimizer's pass"),
         ({}, "too few rows at a time"),
         ({"notes": (Finding("attention", "of its own"),)}, "attention was not recognised"),
         (
