@@ -371,9 +371,12 @@ def _layouts(serving: Serving, width: int, style: Style) -> list[str]:
 
 
 def _findings(serving: Serving, width: int, style: Style) -> list[str]:
-    """What the files of both phases say a user should know, beside the ranges that are shown."""
+    """What the files of both phases say a user should know, beside the ranges that are shown and
+    what speaks of training."""
     rows = [row for plan in (serving.step, serving.prompts) for row in plan.findings]
-    texts = dict.fromkeys(str(row["text"]) for row in rows if row["kind"] != "range")
+    texts = dict.fromkeys(
+        str(row["text"]) for row in rows if row["kind"] not in ("range", "published")
+    )
     return [line for text in texts for line in finding_line(text, width, style)]
 
 

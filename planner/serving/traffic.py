@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.errors import NO_PLAN, PlanError
 from planner.serving.arrivals import Requests, drawn, traced
-from planner.serving.continuous import BLOCK, Course, Limits, most_a_second, serve_all
+from planner.serving.continuous import BLOCK, SETTLING, Course, Limits, most_a_second, serve_all
 from planner.serving.joint import Joint, Priced
 from planner.serving.lengths import Lengths
 from planner.serving.outcome import Outcome
@@ -110,24 +110,36 @@ class Loaded:
 
 
 def figures_of(courses: Sequence[Course], limits: Limits) -> dict[str, Any]:
-    """What happened in replicas, by name."""
+    """What happened in replicas while requests came, by name."""
     courses = [c for c in courses if len(c.requests)]
-    end, replicas = max(float(c.finish_s.max()) for c in courses), len(courses)
-    stays = [c.finish_s - c.admitted_s for c in courses]
-    tokens = [c.requests.prompt + c.requests.generate for c in courses]
-    kept, taken = (
-        sum(float((s * t).sum()) for s, t in zip(stays, rooms, strict=True))
-        for rooms in ([limits.kept(t) for t in tokens], [limits.room(t) for t in tokens])
-    )
-    waits = sum(float((c.admitted_s - c.requests.arrival_s).sum()) for c in courses)
+    start, end = _settled(courses)
+    seconds, replicas = end - start, len(courses)
+
+    def within(begin: np.ndarray, until: np.ndarray) -> np.ndarray:
+        """Seconds of each stretch that lie between start and end."""
+        return np.maximum(np.minimum(until, end) - np.maximum(begin, start), 0.0)
+
+    tokens = waiting = generating = busy = kept = taken = 0.0
+    for c in courses:
+        r, begun = c.requests, np.maximum(c.first_s, c.admitted_s)
+        stay, generated = c.finish_s - begun, within(begun, c.finish_s)
+        share = np.where(stay > 0, generated / np.where(stay > 0, stay, 1.0), 0.0)
+        first = (c.first_s >= start) & (c.first_s <= end)
+        tokens += float(((r.generate - 1) * share + first).sum())
+        waiting += float(within(r.arrival_s, c.admitted_s).sum())
+        generating += float(generated.sum())
+        busy += float(within(*_together(c.admitted_s, c.finish_s)).sum())
+        there, room = within(c.admitted_s, c.finish_s), r.prompt + r.generate
+        kept += float((there * limits.kept(room)).sum())
+        taken += float((there * limits.room(room)).sum())
     return {
-        "tokens_per_s": sum(float(c.requests.generate.sum()) for c in courses) / end,
-        "waiting": waits / end,
+        "tokens_per_s": tokens / seconds,
+        "waiting": waiting / seconds,
         "most_waiting": most_waiting(courses),
-        "generating": sum(c.sequence_s for c in courses) / end / replicas,
-        "busy": sum(c.busy_s for c in courses) / end / replicas,
-        "cache_taken": taken / end / replicas / limits.cache_tokens,
-        "block_waste": 1 - kept / taken,
+        "generating": generating / seconds / replicas,
+        "busy": busy / seconds / replicas,
+        "cache_taken": taken / seconds / replicas / limits.cache_tokens,
+        "block_waste": 1 - kept / taken if taken else 0.0,
         "limits": {
             "sequences": limits.sequences,
             "step_tokens": limits.step_tokens,
@@ -135,6 +147,22 @@ def figures_of(courses: Sequence[Course], limits: Limits) -> dict[str, Any]:
             "block": BLOCK,
         },
     }
+
+
+def _settled(courses: Sequence[Course]) -> tuple[float, float]:
+    """From when on the first requests have settled, to when the last comes: replicas fill and empty
+    before and after. The whole time where most of it is after the last."""
+    come = np.sort(np.concatenate([c.requests.arrival_s for c in courses]))
+    start, end = float(come[int(SETTLING * len(come))]), float(come[-1])
+    whole = max(float(c.finish_s.max()) for c in courses)
+    return (start, end) if end - start > whole / 2 else (0.0, whole)
+
+
+def _together(begin: np.ndarray, until: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Stretches, which begin in order, as those that do not overlap."""
+    reached = np.maximum.accumulate(until)
+    apart = np.flatnonzero(begin[1:] > reached[:-1]) + 1
+    return begin[np.append(0, apart)], reached[np.append(apart - 1, len(until) - 1)]
 
 
 def most_waiting(courses: Sequence[Course]) -> int:
