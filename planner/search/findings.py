@@ -103,6 +103,35 @@ def _spent(rows: Iterable[Mapping[str, Any]], microbatches: int) -> float:
     return microbatches * sum(row.get("time_s", 0.0) for row in rows)
 
 
+def _shares(costs: Mapping[str, Any], step_s: float) -> tuple[tuple[float, tuple[str, str]], ...]:
+    """What may be most of a step beside its kernels: its share, what is said of it, what helps."""
+    waits, bubble, update = (
+        costs[f"{part}_time_s"] / step_s
+        for part in ("exposed_communication", "bubble", "optimizer")
+    )
+    return (
+        (
+            waits,
+            (
+                f"{waits:.0%} of the step waits for communication",
+                "a larger --batch, or fewer --devices",
+            ),
+        ),
+        (
+            bubble,
+            (f"{bubble:.0%} of the step are pipeline bubbles", "a larger --batch, or fewer stages"),
+        ),
+        (
+            update,
+            (
+                f"{update:.0%} of the step is the optimizer's pass over all parameters, however"
+                " few a step reads",
+                "a larger --batch",
+            ),
+        ),
+    )
+
+
 def _speed(
     notes: Iterable[Finding],
     costs: Mapping[str, Any],
@@ -112,11 +141,7 @@ def _speed(
     """Why a plan puts next to none of its devices' arithmetic to use, and what to do."""
     kinds, step = {n.kind for n in notes}, costs["step_time_s"] or 1.0
     whole = [row for row in nodes.values() if row.get("unsupported")]
-    shares = {
-        "communication": costs["exposed_communication_time_s"] / step,
-        "bubble": costs["bubble_time_s"] / step,
-        "optimizer": costs["optimizer_time_s"] / step,
-    }
+    of_step = _shares(costs, step)
     if "experts" in kinds:
         why = (
             "its experts were not recognised, so whole weights are copied for each token, or every"
@@ -136,22 +161,8 @@ def _speed(
             f"devices repeat one another's work ({costs['distinct_work']:.1%} of it is distinct)",
             "a larger --batch, or fewer --devices",
         )
-    elif shares["communication"] > 1 / 2:
-        why, help_ = (
-            f"{shares['communication']:.0%} of the step waits for communication",
-            "a larger --batch, or fewer --devices",
-        )
-    elif shares["bubble"] > 1 / 2:
-        why, help_ = (
-            f"{shares['bubble']:.0%} of the step are pipeline bubbles",
-            "a larger --batch, or fewer stages",
-        )
-    elif shares["optimizer"] > 1 / 2:
-        why, help_ = (
-            f"{shares['optimizer']:.0%} of the step is the optimizer's pass over all parameters,"
-            " however few a step reads",
-            "a larger --batch",
-        )
+    elif words := next((w for share, w in of_step if share > 1 / 2), None):
+        why, help_ = words
     elif "attention" in kinds:
         why, help_ = (
             "its attention was not recognised, so scores pass through memory",
