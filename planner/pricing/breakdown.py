@@ -72,7 +72,7 @@ def details(
                 i in again or late_again,
                 _apart_less(pipeline, alike, waiting_share(node, flow.grad, waiting)),
             ),
-            "moves": _moves(base, node, uses, pricer),
+            "moves": _moves(base, alike, uses, pricer),
         }
     return rows
 
@@ -176,18 +176,20 @@ def _priced_with(pricer: Pricer, **rates: Any) -> Pricer:
 
 
 def _moves(
-    base: GraphFacts, node: Node, uses: Mapping[str, Sequence[CollectiveUse]], pricer: Pricer
+    base: GraphFacts,
+    alike: Sequence[int],
+    uses: Mapping[str, Sequence[CollectiveUse]],
+    pricer: Pricer,
 ) -> list[Row]:
-    """The collectives on a node's operands and results and inside its kernel, the costliest first.
+    """The collectives on operands and results of a class's nodes and inside their kernels, the
+    costliest first, by the names of the first of them.
 
     A tensor that several nodes read is converted once for all of them: such a collective is listed
     at each.
     """
-    labels = base.graph.labels
-    mine = dict.fromkeys([*(labels.get(t, t) for t in (*node.inputs, *node.outputs) if t), node.id])
     result: dict[tuple[str, str, str, str], Row] = {}
-    for what in mine:
-        for use in uses.get(what, ()):
+    for what, names in _moved(base, alike).items():
+        for use in (use for name in names for use in uses.get(name, ())):
             axes = "+".join(use.axes)
             row = result.setdefault(
                 (use.kind, axes, use.phase, what),
@@ -207,3 +209,20 @@ def _moves(
     return sorted(
         result.values(), key=lambda r: (-r["time_s"], r["phase"], r["kind"], r["axes"], r["tensor"])
     )
+
+
+def _moved(base: GraphFacts, alike: Sequence[int]) -> dict[str, list[str]]:
+    """What collectives on a class's nodes are listed under -> under which names: activations of all
+    repeats under those of the first, every weight under its own."""
+    graph, labels = base.graph, base.graph.labels
+    node = graph.nodes[alike[0]]
+    found = {}
+    for slot, t in enumerate(node.inputs):
+        same = [graph.nodes[k].inputs[slot] for k in alike] if t in graph.weights else [t]
+        if t:
+            found[labels.get(t, t)] = list(dict.fromkeys(labels.get(s, s) for s in same))
+    return {
+        **found,
+        **{labels.get(t, t): [labels.get(t, t)] for t in node.outputs if t},
+        node.id: [node.id],
+    }

@@ -203,3 +203,15 @@ def test_a_numbered_node_is_found_by_its_parameter() -> None:
         == find_nodes(there, "h.0.mlp.c_fc.weight")[0]
         == find_nodes(there, "h.1.mlp.c_fc")[0]
     )
+
+
+def test_collectives_of_weights_are_those_of_all_repeats() -> None:
+    """They were those of the first layer's weight beside kernels and activations of all layers."""
+    s = planner.plan(
+        "zoo:gpt-tiny,layers=4", devices=8, batch=16, pins="dp=8,zero=3", baselines=False
+    )
+    moves = [m for row in s.details.values() for m in row["moves"]]
+    for kind in ("all-gather", "reduce-scatter"):
+        listed = sum(m["payload_bytes"] for m in moves if m["kind"] == kind)
+        whole = s.costs["communication_bytes_per_device"][kind].values()
+        assert listed == sum(c["payload"] for c in whole)
