@@ -231,11 +231,20 @@ def pieces_of(
     )
 
 
+# Many parameters: a node, its split, and the bytes of what it reads and makes.
 def working_bytes(
-    base: GraphFacts, i: int, split: Split, ins: float, outs: float, weights: float, pricer: Pricer
+    base: GraphFacts,
+    i: int,
+    split: Split,
+    ins: float,
+    outs: float,
+    weights: float,
+    pricer: Pricer,
+    apart: bool = False,
 ) -> float:
     """Bytes that live only while the node runs, where it needs most: training, its backward pass.
-    ins, outs, weights: bytes of its local operands, results and weights."""
+    ins, outs, weights: bytes of its local operands, results and weights. apart: what a repeat of a
+    block has at once is counted elsewhere (planner.pricing.peak_memory.repeat_is_apart)."""
     return float(
         working_of(
             base,
@@ -245,6 +254,7 @@ def working_bytes(
             np.array([outs]),
             np.array([weights]),
             pricer,
+            apart,
         )[0]
     )
 
@@ -257,21 +267,28 @@ def working_of(
     outs: np.ndarray,
     weights: np.ndarray,
     pricer: Pricer,
+    apart: bool = False,
 ) -> np.ndarray:
     """`working_bytes` of several splits. [splits]
 
     Gradients of operands and results are as large as they are. In a repeated block operands,
     results and weights are also cut out of what all repeats save, and a weight's gradient is made
-    before it is put with the others. The gradient of logits takes the place of what the loss saved.
-    An operand's gradient that devices have terms of is copied into the order of its collective.
+    before it is put with the others. Where all that a repeat has is there at once, and counted
+    apart, gradients come on top, and of a gated unit the product that is made again; an elementwise
+    operator's take the place of its result's. The gradient of logits takes the place of what the
+    loss saved. An operand's gradient that devices have terms of is copied into the order of its
+    collective.
     """
     node, rule, splits = base.graph.nodes[i], base.rules[i], cuts.splits
     trained = base.training and not base.grad.isdisjoint(node.outputs)
-    size = 2 * (ins + outs + weights) if trained and i in base.repeated else ins + outs
+    looped = trained and i in base.repeated
+    size = 2 * (ins + outs + weights) if looped else ins + outs
+    if apart and looped:
+        size = ins + outs + weights + ins * (i in base.gated.inside)
     operator = operator_of(node.op)
     # Written out, an elementwise operator's gradient takes the place of its result's; on a TPU the
     # products behind it make it.
-    in_place = base.written_out or pricer.topology.device.kind == "tpu"
+    in_place = base.written_out or pricer.topology.device.kind == "tpu" or (apart and looped)
     if trained and in_place and operator.fusible:
         size = np.where(weights, ins + outs, np.maximum(ins, outs))
     if trained and not pricer.runtime.partitioned and i in base.handing_back:

@@ -489,6 +489,18 @@ def takes_repeats_whole(base: GraphFacts, pricer: Pricer, zero_stage: int) -> bo
     return zero_stage == 3 and ours and not base.written_out and not uneven
 
 
+def repeat_is_apart(base: GraphFacts, pricer: Pricer, recompute: str, zero_stage: int) -> bool:
+    """Whether what one repeat of a block has at once is counted by itself (`one_repeat`), beside
+    workspaces that are gradients alone. What frameworks take was fitted to runs without it. So was
+    what programs for one GPU alone take: with no collectives to schedule the compiler makes room
+    for stacks of gradients early, beside the logits."""
+    uneven = pricer.mesh.stages > 1 and base.dealt is None
+    alone = pricer.topology.device.kind == "gpu" and prod(n for _, n in pricer.mesh.shape) == 1
+    if pricer.runtime.kernels is not None or base.written_out or uneven or alone:
+        return False
+    return recompute != "none" or takes_repeats_whole(base, pricer, zero_stage)
+
+
 def entering_bytes(flow: Flow, pricer: Pricer, run: RepeatedBlock) -> float:
     """Bytes of what enters one repeat of a block, of one microbatch."""
     mesh, tensors = dict(flow.plan.mesh), flow.graph.tensors
@@ -533,6 +545,7 @@ def passes(
     """Every class of nodes while it runs, in all copies of the batch. gathered: nodes whose weights
     are counted by the caller."""
     graph, mesh, copies = base.graph, dict(flow.plan.mesh), flow.plan.overlapped_microbatches
+    apart = repeat_is_apart(base, pricer, flow.plan.recompute, flow.plan.zero_stage)
 
     def local(name: str, layout: Layout) -> float:
         tensor = graph.tensors[name]
@@ -561,7 +574,7 @@ def passes(
             ins,
             outs,
             sum(size for grad, size in results if grad),
-            working_bytes(base, i, flow.split(i), ins, outs, weights, pricer),
+            working_bytes(base, i, flow.split(i), ins, outs, weights, pricer, apart),
         )
 
 
@@ -577,13 +590,11 @@ def gathered_blocks(base: GraphFacts, pricer: Pricer, copies: int = 1) -> int:
     return GATHERED_BLOCKS + copies * (experts and ours)
 
 
-def scattered_later(base: GraphFacts, plan: Plan, pricer: Pricer, block: float) -> float:
-    """Bytes of gradients of the repeat before, which a GPU's program scatters while the next one
-    runs, beside all weights of a block (of so many bytes) that is made again. Operators of such
-    blocks count their operands twice, in their workspaces and as one repeat's activations: what is
-    below that is in it already."""
+def scatters_later(base: GraphFacts, pricer: Pricer, recompute: str) -> bool:
+    """Whether a GPU's program scatters the gradients of a repeat while the next one runs, beside
+    all weights of a block that is made again; of experts `gathered_blocks` counts them."""
     gpu = pricer.topology.device.kind == "gpu" and not base.written_out
-    return block * (gpu and plan.recompute != "none" and gathered_blocks(base, pricer) == 1)
+    return gpu and recompute != "none" and gathered_blocks(base, pricer) == GATHERED_BLOCKS
 
 
 def gathered_bytes(
@@ -612,10 +623,9 @@ def temporaries(
     beside = copies > 1 or pricer.topology.device.kind == "tpu"
     terms = copies * pricer.recipe.gradient_bytes / pricer.recipe.parameter_bytes
     full = gathered_bytes(base, flow.plan, pricer, gathered)
-    later = scattered_later(base, flow.plan, pricer, full)
+    later = full * scatters_later(base, pricer, flow.plan.recompute)
     for p in passes(base, flow, pricer, gathered):
-        inside = p.i in base.repeated
-        own = max(0.0, later - p.ins) if inside else gathered.get(p.i, 0.0)
+        own = later if p.i in base.repeated else gathered.get(p.i, 0.0)
         behind = p.i in base.epilogue
         own *= 1 + terms * (beside and behind)
         less = 0.0 if behind else float(gone[base.turns[p.i]])

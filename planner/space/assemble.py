@@ -36,7 +36,7 @@ from planner.execution.techniques import DUALPIPE, STRUCTURAL, ZB_H1
 from planner.machine.topology import Mesh
 from planner.ops.residuals import reads
 from planner.pricing.frameworks.stages import share_layers_before
-from planner.pricing.peak_memory import takes_repeats_whole
+from planner.pricing.peak_memory import repeat_is_apart, takes_repeats_whole
 from planner.sharding.rule import Split
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.axis_choices import axis_choices
@@ -191,7 +191,7 @@ def _live(space: Space, techniques: Techniques) -> list[Span]:
         + arrays_of(space).costs.saved_bytes_epilogue,
         state + outside_gradients(space, zero, micro)[1],
     )
-    return live_spans(space, kept, _weights_are_gathered(space, techniques))
+    return live_spans(space, kept, *_workspaces_of(space, techniques))
 
 
 def _one_repeat(space: Space, recompute: str) -> np.ndarray:
@@ -338,7 +338,9 @@ def _state_and_saved(
         saved = saved + slack * (policy.saved_bytes + policy.on_way_bytes)
     zero, micro = techniques.zero_stage, techniques.microbatches
     state = arrays.state_bytes[zero] - outside_gradients(space, zero, micro)[0]
-    state = state + gathered_beside(space, zero) + beside_sums(space, zero, micro)
+    state = (
+        state + gathered_beside(space, zero, recompute or "none") + beside_sums(space, zero, micro)
+    )
     if micro > 1:
         state = state + arrays.grad_accumulator_bytes[zero]
     if shares is not None:
@@ -491,9 +493,10 @@ def _only_in_blocks(space: Space, techniques: Techniques, uncut: bool = False) -
     """What of `bytes_of` is there for the blocks' backward pass alone
     (planner.space.liveness_points). [options]"""
     zero, micro = techniques.zero_stage, techniques.microbatches
-    again = takes_repeats_whole(space.base, space.pricer, zero) or recomputes(space, techniques)
+    recompute = recomputes(space, techniques)
+    again = takes_repeats_whole(space.base, space.pricer, zero) or recompute
     part = space.parts / micro if uncut else 1.0
-    result = only_in_blocks(space, zero, micro, part if again else 0.0)
+    result = only_in_blocks(space, zero, micro, recompute or "none", part if again else 0.0)
     shares = _stage_shares(space, techniques)
     return result if shares is None else result * shares.share
 
@@ -666,6 +669,14 @@ def _weights_are_gathered(space: Space, techniques: Techniques) -> bool:
     return techniques.zero_stage == 3 and not space.base.written_out
 
 
+def _workspaces_of(space: Space, techniques: Techniques) -> tuple[bool, bool]:
+    """Whether workspaces are without weights, and whether what a repeat of a block has at once is
+    counted apart (`SpaceArrays.workspace`)."""
+    zero, recompute = techniques.zero_stage, techniques.recompute
+    apart = repeat_is_apart(space.base, space.pricer, recompute, zero)
+    return _weights_are_gathered(space, techniques), apart
+
+
 def usage_of(
     space: Space, techniques: Techniques, choice: Sequence[int] | np.ndarray, uncut: bool = False
 ) -> tuple[float, float]:
@@ -676,7 +687,7 @@ def usage_of(
     if has_uneven_stages(space):
         return (
             float(bytes_of(space, techniques, uncut)[at].sum()),
-            float(arrays.workspace[_weights_are_gathered(space, techniques)][at].max(initial=0.0))
+            float(arrays.workspace[_workspaces_of(space, techniques)][at].max(initial=0.0))
             / pieces,
         )
     if arrays.trained is not None:
@@ -685,7 +696,7 @@ def usage_of(
     if not space.base.training:
         kept = float(bytes_of(space, techniques, uncut)[at].sum())
         return kept, forward_bytes(space, np.asarray(choice)) / pieces
-    workspace = arrays.workspace[_weights_are_gathered(space, techniques)][at] / pieces
+    workspace = arrays.workspace[_workspaces_of(space, techniques)][at] / pieces
     follows, after = arrays.epilogue[at], float(arrays.costs.saved_bytes_epilogue[at].sum())
     each, own = _state_and_saved(space, techniques, uncut), _again(space, techniques)[at] / pieces
     state, saved = (float(x[at].sum()) for x in each)

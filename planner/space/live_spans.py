@@ -32,15 +32,16 @@ class Kept:
     before: np.ndarray
 
 
-def live_spans(space: Space, kept: Kept, gathered: bool) -> list[Span]:
+def live_spans(space: Space, kept: Kept, gathered: bool, apart: bool) -> list[Span]:
     """What is kept, and what lives only for a while, an operator's workspace, one after the other
     in the order of the forward pass, as far as it may be the largest; activations from the turn on
     that saves them (`gone_before` of planner.space.liveness_points). Where weights are gathered
     (ZeRO stage 3), then the operators that follow the repeated blocks, with all that they save and
-    without what is there for the blocks alone, and what is before them."""
+    without what is there for the blocks alone, and what is before them. apart: whether what a
+    repeat has at once is counted by itself."""
     arrays = arrays_of(space)
     behind = arrays.epilogue[arrays.first]
-    works = _each(space, arrays.workspace[gathered])
+    works = _each(space, arrays.workspace[gathered, apart])
     large, turn = _largest(space, works, behind)
     spans = [(time, time + 1, k, works[k]) for time, k in enumerate(large)]
     last, end = space.base.last_run, max(1, len(large))

@@ -7,7 +7,7 @@ import numpy as np
 
 from costmodels.liveness import OperatorBytes, backward_liveness, gradient_buffers, passing_bytes
 from planner.pricing.outside_gradients import outside_gradient
-from planner.pricing.peak_memory import GATHERED_BLOCKS, gathered_blocks
+from planner.pricing.peak_memory import GATHERED_BLOCKS, gathered_blocks, scatters_later
 from planner.space.option_arrays import TrainedVariables, arrays_of
 from planner.space.variables import Space
 
@@ -31,12 +31,13 @@ def outside_gradients(space: Space, zero: int, micro: int) -> tuple[np.ndarray, 
     return result
 
 
-def gathered_beside(space: Space, zero: int) -> np.ndarray | float:
-    """Bytes that stage 3 gathers of blocks beyond what their weights cost says
-    (planner.pricing.peak_memory). [options]"""
+def gathered_beside(space: Space, zero: int, recompute: str) -> np.ndarray | float:
+    """Bytes that stage 3 gathers of blocks beyond what their weights cost says, and gradients that
+    are not scattered yet (planner.pricing.peak_memory). [options]"""
     if zero < 3 or space.pricer.runtime.kernels is not None:
         return 0.0
     more = gathered_blocks(space.base, space.pricer) / GATHERED_BLOCKS - 1
+    more += scatters_later(space.base, space.pricer, recompute)
     return more * arrays_of(space).gathered_bytes
 
 
@@ -49,7 +50,9 @@ def beside_sums(space: Space, zero: int, micro: int) -> np.ndarray | float:
     return arrays_of(space).block_grad_bytes[zero]
 
 
-def only_in_blocks(space: Space, zero: int, micro: int, repeats: float) -> np.ndarray:
+def only_in_blocks(
+    space: Space, zero: int, micro: int, recompute: str, repeats: float
+) -> np.ndarray:
     """Bytes that are there while the blocks run backward and not while what follows them does:
     their gradients, what is gathered of them, and what one repeat has at once (of so many repeats).
     All of them: a device of a pipeline has its share. [options]"""
@@ -57,7 +60,7 @@ def only_in_blocks(space: Space, zero: int, micro: int, repeats: float) -> np.nd
     result = arrays.block_grad_bytes[zero] * (zero < 3 or (micro <= 1 and stages == 1))
     result = result + beside_sums(space, zero, micro)
     if zero == 3 and stages == 1:
-        result = result + arrays.gathered_bytes + gathered_beside(space, zero)
+        result = result + arrays.gathered_bytes + gathered_beside(space, zero, recompute)
     if repeats and stages == 1:
         result = result + repeats * arrays.one_repeat_bytes
     return result
@@ -129,4 +132,4 @@ def forward_bytes(space: Space, choice: np.ndarray) -> float:
         space.memo[key] = np.array([rows[i] for i in base.shared], np.int64)
     at = (arrays.first + choice)[space.memo[key]]
     passing = passing_bytes(base.passing, arrays.costs.passing_bytes[at])
-    return float((passing + arrays.workspace[False][at]).max(initial=0.0))
+    return float((passing + arrays.workspace[False, False][at]).max(initial=0.0))

@@ -56,6 +56,8 @@ BYTES = (
     "postponed_bytes",
     "workspace_bytes",
     "workspace_without_weights_bytes",
+    "workspace_apart_bytes",
+    "workspace_apart_without_weights_bytes",
 )
 """Fields of OptionCosts in bytes, but for weights."""
 
@@ -225,14 +227,9 @@ class Kinds:
 
     def _bytes_of(self, i: int, shape: _Shape) -> dict[str, np.ndarray]:
         """Fields of OptionCosts in bytes, but for weights."""
-        base, size, cuts = self.base, shape.size, shape.cuts
+        base, size = self.base, shape.size
         slack, nothing = 1 + self.pricer.runtime.memory_slack, np.zeros(len(shape.splits))
         operands = size.read - size.weights
-        workspace = bare = slack * working_of(
-            base, i, cuts, operands, size.made, size.weights, self.pricer
-        )
-        if size.weights.any():
-            bare = slack * working_of(base, i, cuts, operands, size.made, nothing, self.pricer)
         handed = size.made * slack * (self._waiting_share(i) > 0)
         saved_collective = nothing
         saved = self._saved(i, shape, slack)
@@ -269,8 +266,33 @@ class Kinds:
             "handed_on_bytes_remat": handed + self._operand_share(i) * slack * operands,
             "passing_bytes": passing,
             "postponed_bytes": postponed,
-            "workspace_bytes": workspace,
+            **self._workspaces(i, shape, slack),
+        }
+
+    def _workspaces(self, i: int, shape: _Shape, slack: float) -> dict[str, np.ndarray]:
+        """Fields of OptionCosts of what lives only while a node runs."""
+        base, size = self.base, shape.size
+        operands, nothing = size.read - size.weights, np.zeros(len(shape.splits))
+        can_be_apart = i in base.repeated and self.pricer.runtime.kernels is None
+
+        def work(weights: np.ndarray, apart: bool) -> np.ndarray:
+            return slack * working_of(
+                base, i, shape.cuts, operands, size.made, weights, self.pricer, apart
+            )
+
+        whole = bare = work(size.weights, False)
+        if size.weights.any():
+            bare = work(nothing, False)
+        beside, bare_beside = whole, bare
+        if can_be_apart:
+            beside = bare_beside = work(size.weights, True)
+            if size.weights.any():
+                bare_beside = work(nothing, True)
+        return {
+            "workspace_bytes": whole,
             "workspace_without_weights_bytes": bare,
+            "workspace_apart_bytes": beside,
+            "workspace_apart_without_weights_bytes": bare_beside,
         }
 
     def _read(

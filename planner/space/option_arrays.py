@@ -46,9 +46,10 @@ class SpaceArrays:
     once that the backward pass enters first, with pipeline stages of those with the longest repeats
     [options].
 
-    workspace: bytes of one node [options]; least_workspace: the largest of the operators' smallest,
-    those of the epilogue aside, and the least that is alive only at the end of the forward pass.
-    Both by whether weights are left out, as where they are gathered.
+    workspace: bytes of one node [options], by whether weights are left out, as where they are
+    gathered, and whether what a repeat of a block has at once is counted apart. least_workspace:
+    the largest of the operators' smallest, those of the epilogue aside, and the least that is alive
+    only at the end of the forward pass, under either; by whether weights are left out.
 
     least_pieces: the least of `max_batch_pieces`.
     trained: of a program without a loop over blocks, whose memory is that of costmodels.liveness.
@@ -70,7 +71,7 @@ class SpaceArrays:
     epilogue: np.ndarray
     turn: np.ndarray
     one_repeat_bytes: np.ndarray
-    workspace: Mapping[bool, np.ndarray]
+    workspace: Mapping[tuple[bool, bool], np.ndarray]
     least_workspace: Mapping[bool, tuple[float, float]]
     least_pieces: float
     trained: TrainedVariables | None
@@ -117,7 +118,12 @@ def _arrays(space: Space) -> SpaceArrays:
         for repeated in (True, False)
     )
     again = _runs_again(space)
-    workspace = {False: costs.workspace_bytes, True: costs.workspace_without_weights_bytes}
+    workspace = {
+        (False, False): costs.workspace_bytes,
+        (True, False): costs.workspace_without_weights_bytes,
+        (False, True): costs.workspace_apart_bytes,
+        (True, True): costs.workspace_apart_without_weights_bytes,
+    }
     least_saved = np.minimum.reduceat(costs.saved_bytes_epilogue, first)
     return SpaceArrays(
         first=first,
@@ -145,9 +151,13 @@ def _arrays(space: Space) -> SpaceArrays:
         workspace=workspace,
         least_workspace={
             bare: _least_workspace(
-                space, np.minimum.reduceat(size, first), turn, in_epilogue, least_saved
+                space,
+                np.minimum.reduceat(workspace[bare, True], first),
+                turn,
+                in_epilogue,
+                least_saved,
             )
-            for bare, size in workspace.items()
+            for bare in (False, True)
         },
         least_pieces=float(costs.max_batch_pieces.min(initial=np.inf)),
         trained=_trained(space),
