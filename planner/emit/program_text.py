@@ -27,6 +27,7 @@ from planner.emit.tables import (
     parameter_table,
     scale_table,
     schedule_table,
+    together_table,
 )
 from planner.emit.text import array_table, inlined
 from planner.emit.uneven import stage_buffer_tables
@@ -105,6 +106,7 @@ def _runtime_files(w: Writer, train: bool) -> tuple[list[str], list[str]]:
         "offloaded_weights": w.offloads_weights,
         "fused_offload": bool(sent_in_loops(plan)),
         "matrices": orthogonalises,
+        "together": orthogonalises and bool(w.together) and not host_state,
         "infer_apart": not train and backend == "shard_map" and merges_at_a_loss(w),
         "islands": bool(plan.islands),
     }
@@ -151,7 +153,7 @@ def _edited_tables(w: Writer, train: bool, compute: str) -> str:
         named = [(p.tensors[0], p.key) for p in params]
         parts.append(no_decay_table(w, named) if train else outputs_line(w))
         if train and OPTIMIZERS[w.training.optimizer].orthogonalises:
-            parts.append(orthogonalised_table(w, named))
+            parts += [orthogonalised_table(w, named), together_table(w)]
     return "".join([*parts, *w.tables, *_small(w)])
 
 

@@ -530,6 +530,24 @@ def orthogonalised_table(w: Writer, names: Iterable[tuple[str, str]]) -> str:
     return _set_of("ORTHOGONALISED", "matrices of hidden layers: all else takes AdamW's steps", own)
 
 
+def together_table(w: Writer) -> str:
+    """TOGETHER, of programs whose repeats are arrays of their own."""
+    rows = [
+        f"    ({', '.join(literal(w.parameters[n].key) for n in names)},)," for names in w.together
+    ]
+    if not rows:
+        return ""
+    return "\n".join(
+        [
+            "# of these, what is orthogonalised together: of all repeats",
+            "TOGETHER = (",
+            *rows,
+            ")",
+            "",
+        ]
+    )
+
+
 def _set_of(name: str, what: str, keys: Iterable[str]) -> str:
     rows = table_rows([(key, "") for key in keys])
     text = [f"{name} = {{", *rows, "}", ""] if rows else [f"{name} = set()", ""]

@@ -209,6 +209,18 @@ class Writer:
         """Whether the parameter is in the host's memory between its uses."""
         return parameter.tensors[0] in self.offloaded
 
+    @property
+    def together(self) -> list[tuple[str, ...]]:
+        """Matrices of all repeats of a block that are orthogonalised together, where these are
+        arrays of their own."""
+        matrices = self.flow.graph.orthogonalised & self.flow.grad
+        return [
+            names
+            for block in (self.blocks if self.unroll else ())
+            for names in block.weights
+            if names[0] in matrices
+        ]
+
     def container(self, tensor: str) -> str:
         """The dict a weight's parameter is in."""
         return "params" if tensor in self.flow.grad else "frozen"

@@ -22,7 +22,7 @@ from planner.execution.collective import CollectiveUse, ItemSize
 from planner.execution.engine import Engine, engine_of
 from planner.execution.even_collectives import weights_of_other_stages
 from planner.execution.layout_flow import Flow, cut_layout
-from planner.execution.loops import RepeatedBlock
+from planner.execution.loops import RepeatedBlock, repeated_blocks
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.plan import Plan, WeightPlan
 from planner.execution.techniques import WRITTEN_OUT
@@ -173,7 +173,9 @@ def orthogonalised(
                     dict(flow.plan.mesh),
                     repeats=len(names),
                     apart=apart,
-                    by_repeats=not pipeline and not flow.plan.offload,
+                    by_repeats=not pipeline
+                    and not flow.plan.offload
+                    and flow.plan.blocks != WRITTEN_OUT,
                 ),
             )
 
@@ -198,10 +200,13 @@ def exchanges(
 def _stacks(
     flow: Flow, blocks: Sequence[RepeatedBlock], pipeline: Pipeline | None
 ) -> dict[str, tuple[tuple[str, ...], int]]:
-    """Weight -> those in one array with it on a device, and into how many arrays that is divided:
-    state in the host's memory is here repeat by repeat, or chunk by chunk of a pipeline stage."""
+    """Weight -> those that are taken in one array with it on a device (written-out repeats are put
+    into one), and into how many arrays that is divided: state in the host's memory is here repeat
+    by repeat, or chunk by chunk of a pipeline stage."""
     found = {}
-    for block in blocks if flow.plan.blocks != WRITTEN_OUT else ():
+    if flow.plan.blocks == WRITTEN_OUT:
+        blocks, _ = repeated_blocks(flow)
+    for block in blocks:
         staged = pipeline if pipeline and block.first == pipeline.first else None
         held = staged.blocks_per_stage if staged else block.repeats
         chunks = staged.virtual_stages if staged and staged.virtual_stages > 1 else held

@@ -116,8 +116,8 @@ class _Rows:
     whole, piece: elements of a device, and of its piece where a ZeRO stage cuts the weight over so
     many `devices`, which it `can_cut`. fan_of: which of the fans below. pending, cut, rest: of each
     fan its axes, those that a ZeRO stage cuts over, and the others. matrices: whether the optimizer
-    orthogonalises it; orthogonalising: seconds of that under each ZeRO stage in arrays of all its
-    repeats, and how many more where each is an array of its own [2, ZeRO stages, rows].
+    orthogonalises it; orthogonalising: seconds of that under each ZeRO stage where an array has all
+    its repeats, and how many more where each is an array of its own [2, ZeRO stages, rows].
     """
 
     trained: bool
@@ -381,18 +381,18 @@ class WeightPricer:
         return seconds
 
     def _array_s(self, weight: _Weight, plan: WeightPlan) -> tuple[float, float]:
-        """Seconds of a weight that is orthogonalised in an array of all its repeats, and how many
-        more in an array of its own."""
-        price = self.pricer
+        """Seconds of a weight that is orthogonalised with all its repeats, and how many more where
+        each is an array of its own."""
+        price, repeats = self.pricer, weight.stacked
         each = []
-        for repeats in (weight.stacked, 1):
+        for by_repeats in (price.mesh.stages == 1 and not price.offload, False):
             matrices = device_matrices(
                 weight.shape,
                 plan,
                 self.sizes,
                 repeats=repeats,
                 apart=repeats if "optimizer" in price.offload else 1,
-                by_repeats=price.mesh.stages == 1 and not price.offload,
+                by_repeats=by_repeats,
             )
             seconds = newton_schulz_s(matrices, price) + exchanges_s(matrices, price)
             each.append(seconds / repeats)

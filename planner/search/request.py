@@ -119,7 +119,6 @@ class Request:
             self.runtime.stacked
             and self.topology.device.kind == "gpu"
             and self.mode not in MODES
-            and not self.recipe.orthogonalises  # an array of all repeats divides that work
             and contradiction(pinned, self.pins.mesh) is None
         )
         return LONGEST if opened else 0

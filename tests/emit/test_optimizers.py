@@ -112,9 +112,13 @@ def optax_of_muon(m: Any, wanted: dict[str, np.ndarray]) -> Any:
 @pytest.mark.parametrize(
     ("source", "backend", "pins"),
     [
-        pytest.param("zoo:gpt-tiny", "shard_map", "dp=8,zero=0,micro=2", marks=pytest.mark.slow),
-        ("zoo:gpt-tiny", "shard_map", "dp=4,tp=2,zero=1,micro=1"),
-        pytest.param("zoo:gpt-tiny", "shard_map", "dp=2,tp=4,zero=2", marks=pytest.mark.slow),
+        pytest.param(
+            "zoo:gpt-tiny", "shard_map", "dp=8,zero=0,micro=2,blocks=looped", marks=pytest.mark.slow
+        ),
+        ("zoo:gpt-tiny", "shard_map", "dp=4,tp=2,zero=1,micro=1,blocks=looped"),
+        pytest.param(
+            "zoo:gpt-tiny", "shard_map", "dp=2,tp=4,zero=2,blocks=looped", marks=pytest.mark.slow
+        ),
         pytest.param("zoo:gpt-tiny", "shard_map", "dp=8,zero=3,micro=1", marks=pytest.mark.slow),
         pytest.param(
             "zoo:gpt-tiny,layers=4", "shard_map", "pp=2,dp=2,tp=2,zero=1", marks=pytest.mark.slow
@@ -126,10 +130,22 @@ def optax_of_muon(m: Any, wanted: dict[str, np.ndarray]) -> Any:
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            "zoo:mixtral-tiny", "shard_map", "ep=4,dp=2,zero=1,micro=1", marks=pytest.mark.slow
+            "zoo:mixtral-tiny",
+            "shard_map",
+            "ep=4,dp=2,zero=1,micro=1,blocks=looped",
+            marks=pytest.mark.slow,
         ),
         pytest.param("zoo:mixtral-tiny", "shard_map", "tp=4,dp=2,zero=3", marks=pytest.mark.slow),
-        ("zoo:mlp-tiny,layers=10", "jit", "dp=4,tp=2,zero=1,micro=1"),
+        ("zoo:mlp-tiny,layers=10", "jit", "dp=4,tp=2,zero=1,micro=1,blocks=looped"),
+        pytest.param(
+            "zoo:gpt-tiny,layers=3",
+            "shard_map",
+            "dp=4,tp=2,zero=1,blocks=written-out",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "zoo:gpt-tiny", "jit", "dp=4,tp=2,zero=1,blocks=written-out", marks=pytest.mark.slow
+        ),
         pytest.param("zoo:gpt-tiny", "jit", "dp=2,tp=4,zero=3,micro=1", marks=pytest.mark.slow),
         pytest.param("zoo:mixtral-tiny", "jit", "dp=8,zero=1,micro=1", marks=pytest.mark.slow),
     ],
@@ -170,13 +186,17 @@ def test_steps_of_muon_are_those_of_optax(source: str, backend: Any, pins: str) 
 @pytest.mark.parametrize(
     ("source", "pins"),
     [
-        ("zoo:gpt-tiny", "dp=4,tp=2,zero=1,micro=1"),
-        pytest.param("zoo:gpt-tiny", "dp=8,zero=0,micro=2", marks=pytest.mark.slow),
+        ("zoo:gpt-tiny", "dp=4,tp=2,zero=1,micro=1,blocks=looped"),
+        pytest.param("zoo:gpt-tiny", "dp=8,zero=0,micro=2,blocks=looped", marks=pytest.mark.slow),
         pytest.param("zoo:gpt-tiny", "dp=2,tp=4,zero=3,micro=1", marks=pytest.mark.slow),
-        pytest.param("zoo:gpt-tiny,layers=3", "dp=8,zero=2,micro=2", marks=pytest.mark.slow),
-        pytest.param("zoo:gpt-tiny", "dp=8,zero=1,blocks=written-out", marks=pytest.mark.slow),
+        pytest.param(
+            "zoo:gpt-tiny,layers=3", "dp=8,zero=2,micro=2,blocks=looped", marks=pytest.mark.slow
+        ),
+        ("zoo:gpt-tiny,layers=3", "dp=4,tp=2,zero=1,blocks=written-out"),
         pytest.param("zoo:gpt-tiny,layers=4", "pp=2,dp=2,tp=2,zero=1", marks=pytest.mark.slow),
-        pytest.param("zoo:mixtral-tiny", "ep=4,dp=2,zero=1,micro=1", marks=pytest.mark.slow),
+        pytest.param(
+            "zoo:mixtral-tiny", "ep=4,dp=2,zero=1,micro=1,blocks=looped", marks=pytest.mark.slow
+        ),
         pytest.param("zoo:mixtral-tiny", "tp=4,dp=2,zero=3", marks=pytest.mark.slow),
     ],
 )

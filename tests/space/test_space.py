@@ -14,6 +14,7 @@ from costmodels.runtimes import load_runtime
 from planner.analysis.facts import GraphFacts
 from planner.execution.layout_flow import cut_layout, weight_plan
 from planner.execution.plan import Plan
+from planner.execution.techniques import LOOPED, WRITTEN_OUT
 from planner.execution.zero_stages import ZERO_STAGES
 from planner.machine.mesh_choices import meshes
 from planner.machine.topology import for_devices
@@ -97,20 +98,34 @@ def test_objective_of_the_optimum_is_the_price_of_the_plan(
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("zero", "blocks"),
+    [(0, LOOPED), (1, LOOPED), (2, LOOPED), (3, LOOPED), (1, WRITTEN_OUT), (0, WRITTEN_OUT)],
+)
 @pytest.mark.parametrize(
     ("source", "batch"), [MODELS[0], ("zoo:gpt2-small,layers=4", 8), ("zoo:mixtral-tiny", 16)]
 )
-def test_orthogonalised_matrices_are_in_the_objective(source: str, batch: int, zero: int) -> None:
+def test_orthogonalised_matrices_are_in_the_objective(
+    source: str, batch: int, zero: int, blocks: str
+) -> None:
     """Muon's products and exchanges, of stacks that divide over the devices and that do not, of the
     plan that is best with it: what they add to the objective they add to the price."""
     techniques = Techniques(zero, "block" if zero == 3 else "none")
-    muon, adamw = (space_of(source, batch, optimizer=optimizer) for optimizer in ("muon", "adamw"))
+    muon, adamw = (
+        build_space(
+            made.base,
+            replace(made.pricer, written_out_up_to=9999 * (blocks == WRITTEN_OUT), memo={}),
+            zero_axes=tuple(made.pricer.sizes),
+        )
+        for made in (space_of(source, batch, optimizer=name) for name in ("muon", "adamw"))
+    )
     problems = [assemble(space, techniques, None) for space in (muon, adamw)]
     choice = solve(problems[0], "dp", Budget()).choice
     with_muon, without = (evaluate(problem, choice).cost / PICO for problem in problems)
     costs = [
-        price_plan(space.base, plan_of(space, choice, techniques), space.pricer)[0]
+        price_plan(
+            space.base, replace(plan_of(space, choice, techniques), blocks=blocks), space.pricer
+        )[0]
         for space in (muon, adamw)
     ]
     more = costs[0].step_time_s - costs[1].step_time_s

@@ -20,6 +20,8 @@ outside a program.
     NO_DECAY          parameters, or weights in buffers of uneven stages, that weight decay leaves
     ORTHOGONALISED    parameters, of programs whose optimizer has any, whose last two dims are
                       matrices that it orthogonalises
+    TOGETHER          of these, where repeats of a block are arrays of their own: those of all
+                      repeats
     BATCH             samples of a step (0: inputs have no common first dim)
     INPUTS            name -> (global shape, dtype, integers below this or 0, PartitionSpec)
     PARAMS, FROZEN    name -> (shape, dtype, repeats stacked along the first dim or 0, mean of a
@@ -114,6 +116,7 @@ MODEL_FLOPS = 0.0
 PEAK_FLOPS = 0.0
 NO_DECAY: set[str] = set()
 ORTHOGONALISED: set[str] = set()
+TOGETHER: tuple[tuple[str, ...], ...] = ()
 STEPS = 1
 MICROBATCHES = 1
 OVERLAPPED_MICROBATCHES = 1

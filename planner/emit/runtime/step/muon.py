@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from planner.emit.runtime.files.frame import has_masters
 from planner.emit.runtime.files.tables import COMPUTE, ORTHOGONALISED, STATE
-from planner.emit.runtime.step.pieces_shard_map import in_pieces
 from planner.emit.runtime.step.schedule import learning_rate
 
 MOMENTUM, BETA1, BETA2, EPSILON, WEIGHT_DECAY = 0.95, 0.9, 0.999, 1e-8, 0.1
@@ -31,7 +30,8 @@ def start_state(masters):
 
 def update(p, gradient, state, count, decaying):
     """One step of Muon, or of AdamW: (parameter in its own type, state). decaying: (whether weight
-    decay moves it, how its matrices are cut and their larger extent, None where it has none)."""
+    decay moves it, what orthogonalises its matrices and their larger extent, None where it has
+    none)."""
     decaying, matrices = decaying
     *moments, w = (x.astype(jnp.float32) for x in (state if has_masters() else (*state, p)))
     g = gradient.astype(jnp.float32)
@@ -44,8 +44,8 @@ def update(p, gradient, state, count, decaying):
         m = MOMENTUM * moments[0] + (1 - MOMENTUM) * g
         ahead = MOMENTUM * m / (1 - MOMENTUM ** (count + 1))
         ahead = ahead + (1 - MOMENTUM) * g / (1 - MOMENTUM**count)
-        cells, longer = matrices
-        step = in_pieces(ahead.astype(multiplied_in()), cells).astype(jnp.float32)
+        orthogonalise, longer = matrices
+        step = orthogonalise(ahead.astype(multiplied_in())).astype(jnp.float32)
         kept, step = (m,), STEP_RMS * longer**0.5 * step
     w = w - learning_rate(count) * (step + WEIGHT_DECAY * decaying * w)
     kept = tuple(x.astype(STATE) for x in kept)

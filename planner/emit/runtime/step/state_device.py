@@ -15,14 +15,15 @@ def state_at(mesh, spec):
     return NamedSharding(mesh, spec)
 
 
+def updated(key, change, p, gradient, state):
+    """A parameter and its state after the step. Where the optimizer's state is cut, each device
+    updates its piece, and the parameter is gathered."""
+    _, _, axes, dim, _ = GRADIENTS[key]
+    piece, new = change(local_piece(p, axes, dim) if axes else p, gradient, state, decays(key))
+    return collected(piece, p, axes, dim), new
+
+
 def updated_all(params, state, grads, change):
-    """(parameters, optimizer state) after the step, on local pieces. Where the optimizer's state is
-    cut, each device updates its piece, and the parameter is gathered."""
-    new_params, new_state = {}, {}
-    for key, p in params.items():
-        _, _, axes, dim, _ = GRADIENTS[key]
-        piece, new_state[key] = change(
-            local_piece(p, axes, dim) if axes else p, grads[key], state[key], decays(key)
-        )
-        new_params[key] = collected(piece, p, axes, dim)
-    return new_params, new_state
+    """(parameters, optimizer state) after the step, on local pieces."""
+    new = {key: updated(key, change, p, grads[key], state[key]) for key, p in params.items()}
+    return tuple({key: row[k] for key, row in new.items()} for k in (0, 1))

@@ -54,13 +54,16 @@ def on(mesh, specs):
     return jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=lambda s: isinstance(s, P))
 
 
+def updated(key, change, p, gradient, state):
+    """A parameter and its state after the step."""
+    new, state = change(p, gradient, state, decays(key))
+    return at(new, PARAMS[key][-1]), state
+
+
 def updated_all(params, state, grads, change):
     """(parameters, optimizer state) after the step."""
-    new_params, new_state = {}, {}
-    for key, p in params.items():
-        new, new_state[key] = change(p, grads[key], state[key], decays(key))
-        new_params[key] = at(new, PARAMS[key][-1])
-    return new_params, new_state
+    new = {key: updated(key, change, p, grads[key], state[key]) for key, p in params.items()}
+    return tuple({key: row[k] for key, row in new.items()} for k in (0, 1))
 
 
 def whole_products(mesh):
