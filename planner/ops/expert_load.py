@@ -58,7 +58,7 @@ def busiest_blocks(node: Node, mean: Fraction, rows: int, experts: int, pieces: 
     """
     counts = counts_of(node)
     if not counts:
-        most = imbalance_of(node) * float(mean) / rows
+        most = _within(imbalance_of(node), pieces) * float(mean) / rows
         least = max(0.0, 2 * float(mean) / rows - most)
         return experts * (mean_ceiling(least, most) if pieces == 1 else max(1, ceil(most - EXACT)))
     each, share = len(counts) // pieces, mean * len(counts) / sum(counts)
@@ -69,7 +69,12 @@ def busiest_blocks(node: Node, mean: Fraction, rows: int, experts: int, pieces: 
 def busiest_rows(node: Node, pieces: int) -> float:
     """Rows of the busiest device over the mean."""
     counts = counts_of(node)
-    return busiest(counts, pieces) if counts else imbalance_of(node)
+    return busiest(counts, pieces) if counts else _within(imbalance_of(node), pieces)
+
+
+def _within(imbalance: float, pieces: int) -> float:
+    """What one of several devices can have at most is all rows."""
+    return min(imbalance, pieces) if pieces > 1 else imbalance
 
 
 def dropped(node: Node) -> float:

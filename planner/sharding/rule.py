@@ -104,7 +104,7 @@ class KernelCollective:
         rows = math.prod(local[f] for f in self.rows)
         if self.places_each:
             return self.places_each * rows
-        slack = busiest(self.counts, devices) if self.counts else self.slack
+        slack = busiest(self.counts, devices) if self.counts else min(self.slack, devices)
         return math.ceil(slack * rows / devices)
 
     def payload_bytes(self, local: Mapping[str, int], devices: int, compute: float) -> int:

@@ -110,6 +110,8 @@ def with_routing(graph: Graph, spread: Spread | None, factor: float | None) -> G
             f"--imbalance has counts of {len(spread)} experts, the model has {min(other)}",
             help=["one count for each expert of a layer"],
         )
+    if isinstance(spread, float):
+        _refuse_more_than_all(graph, spread)
     more = {
         key: value
         for key, value in (
@@ -123,3 +125,17 @@ def with_routing(graph: Graph, spread: Spread | None, factor: float | None) -> G
         for i, node in enumerate(graph.nodes)
     )
     return replace(graph, nodes=nodes)
+
+
+def _refuse_more_than_all(graph: Graph, spread: float) -> None:
+    """Raises PlanError P019 for a spread that no router has: an expert is chosen by every token at
+    most, and a token chooses several."""
+    sizes = ((n, graph.tensors[graph.nodes[i].inputs[1]].shape[-1]) for i, n in expert_nodes(graph))
+    experts, top = max(sizes, key=lambda size: size[0] / size[1])
+    if spread > experts / top:
+        raise PlanError(
+            "P019",
+            f"--imbalance {spread:g}: of {experts} experts, {top} a token, the busiest has at most"
+            f" {experts / top:g} times the mean",
+            help=[f"1 to {experts / top:g}"],
+        )

@@ -105,7 +105,7 @@ def test_a_routers_counts_are_read_and_priced(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text("1,1\n1,5\n")
     steps = {
         text: plan_tiny("", imbalance=text, pins=EXPERT_PINS).costs["step_time_s"]
-        for text in (str(tmp_path / "c.json"), str(tmp_path / "c.csv"), "1", "2.5")
+        for text in (str(tmp_path / "c.json"), str(tmp_path / "c.csv"), "1", "2")
     }
     assert steps[str(tmp_path / "c.json")] == steps[str(tmp_path / "c.csv")] > steps["1"]
 
@@ -135,6 +135,7 @@ def test_a_file_that_has_no_counts_is_refused_with_what_it_has(
     [
         ({"imbalance": "0.5"}, "neither a number"),
         ({"imbalance": "nowhere.json"}, "neither a number"),
+        ({"imbalance": "3"}, "of 4 experts, 2 a token, the busiest has at most 2 times the mean"),
         ({"capacity": 0.9}, "at least the mean"),
         ({"imbalance": (1, 2, 3)}, "3 experts, the model has 4"),
         ({"imbalance": (0, 0, 0, 0)}, "neither a number"),
@@ -151,6 +152,17 @@ def test_what_is_no_spread_and_no_capacity_is_refused(
 def test_a_model_without_experts_is_told() -> None:
     with pytest.raises(PlanError, match="the model has none"):
         open_model("zoo:mlp-tiny", 8, batch=8, capacity=1.25).graph(1)
+
+
+def test_a_device_has_at_most_all_rows() -> None:
+    """Of two devices one was taken to have four times the mean, twice as many rows as there are."""
+    from planner.ops.expert_load import busiest_blocks, busiest_rows
+
+    graph = open_model("zoo:mixtral-8x7b,layers=1", 8, batch=8, imbalance="4").graph(1)
+    node = next(n for n in graph.nodes if n.op == "RoutedExperts")
+    assert [busiest_rows(node, pieces) for pieces in (2, 4, 8)] == [2, 4, 4]
+    mean = Fraction(1024)
+    assert busiest_blocks(node, mean, 128, 4, 2) == 8 * 1024 / 128
 
 
 EXPERT_PINS = Pins(
