@@ -13,6 +13,9 @@ OTHER_PARTS = {"tables_time_s": "tables pulled and pushed", "loop_copy_time_s": 
 """Parts of a step beside arithmetic, communication, the optimizer and bubbles: field of Cost, and
 key of the file's `cost` where it is not 0 -> its words in the summary."""
 
+TOLD_APART = (*OTHER_PARTS, "newton_schulz_time_s")
+"""What the file's `cost` has where it is not 0: these, and a part of the optimizer."""
+
 
 @dataclass(frozen=True)
 class IslandShare:
@@ -51,6 +54,9 @@ class Cost:
     loop_copy_time_s: float = 0.0
     """What loops over repeated blocks copy out of stacks and into them: weights and their
     gradients, what is saved for the backward pass (planner.pricing.loop_copies)."""
+    newton_schulz_time_s: float = 0.0
+    """Of the optimizer's time that in which it orthogonalises matrices
+    (planner.pricing.orthogonalising)."""
     launch_time_s: float = 0.0
     """Launches of collectives that may go together (planner.pricing.bucketing)."""
     islands: tuple[IslandShare, ...] = ()

@@ -100,10 +100,12 @@ def price(
 def _other_parts(
     base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer
 ) -> dict[str, float]:
-    """Seconds of planner.pricing.cost.OTHER_PARTS."""
+    """Seconds of planner.pricing.cost.OTHER_PARTS, and those of the optimizer that are told
+    apart."""
     return {
         "tables_time_s": pull_push_s(flow, pricer),
         "loop_copy_time_s": loop_copies_s(base, flow, runs, pricer),
+        "newton_schulz_time_s": _newton_schulz_s(flow, runs, pricer),
     }
 
 
@@ -241,9 +243,14 @@ def _optimizer_s(
             if name in apart:
                 launches += float(pricer.update_launch_s(weight.piece))
     sums = pricer.grad_accumulate_s(added * pricer.recipe.gradient_bytes)
-    newton_schulz = sum(newton_schulz_s(found, pricer) for _, found in orthogonalised(flow, runs))
+    newton_schulz = _newton_schulz_s(flow, runs, pricer)
     passed = pricer.optimizer_s(updated, flow.plan.offload, matrices)
     return passed + newton_schulz + launches + sums + pricer.agreement_s
+
+
+def _newton_schulz_s(flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer) -> float:
+    """Of the optimizer's seconds those in which it orthogonalises matrices."""
+    return sum(newton_schulz_s(found, pricer) for _, found in orthogonalised(flow, runs))
 
 
 def _additions(pipeline: Pipeline, readers: Iterable[int], apart: bool) -> Fraction:

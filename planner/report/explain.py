@@ -119,6 +119,8 @@ def binds(s: Strategy) -> list[str]:
     c = s.costs
     step = c["step_time_s"] or 1.0
     summed = " and sums of gradients over microbatches" if s.techniques["microbatches"] > 1 else ""
+    if steps := c.get("newton_schulz_time_s"):
+        summed += f" (Newton-Schulz steps {percent(steps / step)})"
     shares = [
         (c["compute_time_s"] / step, "compute"),
         (c["exposed_communication_time_s"] / step, "exposed communication"),

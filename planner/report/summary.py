@@ -286,6 +286,8 @@ def _figures(strategy: Strategy, width: int, style: Style) -> list[str]:
             " and sums of gradients" if strategy.techniques["microbatches"] > 1 else ""
         )  # over microbatches: three passes over them for each
         step.append(f"optimizer{summed} {show_time(c['optimizer_time_s'])}")
+        if steps := c.get("newton_schulz_time_s"):
+            step[-1] += f", {show_time(steps)} of it Newton-Schulz steps"
     step += [f"{words} {show_time(c[part])}" for part, words in OTHER_PARTS.items() if c.get(part)]
     if c["bubble_time_s"]:
         among = (

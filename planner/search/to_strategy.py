@@ -32,7 +32,7 @@ from planner.ops.expert_kernels import FLOAT8
 from planner.ops.expert_load import dropped, dropped_choices, expert_nodes
 from planner.ops.experts import kernel_of_experts
 from planner.pricing.breakdown import details
-from planner.pricing.cost import OTHER_PARTS, Cost, IslandShare
+from planner.pricing.cost import TOLD_APART, Cost, IslandShare
 from planner.pricing.host_memory import offloaded_bytes
 from planner.pricing.host_tables import host_bytes
 from planner.pricing.islands import as_priced
@@ -469,7 +469,7 @@ def cost_table(
         "exposed_s_by_collective": {
             f"{k} {a}": s for (k, a), s in sorted(cost.exposed_by_axes.items())
         },
-        **{part: s for part in OTHER_PARTS if (s := getattr(cost, part))},
+        **{part: s for part in TOLD_APART if (s := getattr(cost, part))},
         **(
             {
                 "tables_time_s": cost.tables_time_s,

@@ -288,6 +288,7 @@ class CostTable(TypedDict):
     tables_time_s: NotRequired[float]
     loop_copy_time_s: NotRequired[float]
     host_memory_bytes: NotRequired[int]
+    newton_schulz_time_s: NotRequired[float]
     offloaded_per_device_bytes: NotRequired[int]
     tokens_per_step: NotRequired[int]
     tokens_per_s_per_device: NotRequired[float]

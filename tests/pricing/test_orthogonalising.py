@@ -19,8 +19,10 @@ from planner.execution.orthogonalising import TURN_ELEMENTS, Matrices, device_ma
 from planner.execution.plan import WeightPlan
 from planner.machine.mesh_choices import meshes
 from planner.machine.topology import for_devices
+from planner.pricing.frameworks.orthogonalising import weight_flops
 from planner.pricing.orthogonalising import newton_schulz_s
 from planner.pricing.pricer import Pricer
+from planner.report.summary import summary
 from planner.sharding.layout import Layout
 from planner.workload.model import Model, Workload
 
@@ -123,7 +125,7 @@ def test_which_weights_are_matrices_of_hidden_layers() -> None:
 
 def test_a_matrix_keeps_one_moment_and_all_else_two() -> None:
     """Of the tiny GPT 98,304 of 133,888 parameters are in matrices of its two blocks."""
-    costs = {
+    made = {
         optimizer: planner.plan(
             "zoo:gpt-tiny",
             devices=4,
@@ -132,12 +134,26 @@ def test_a_matrix_keeps_one_moment_and_all_else_two() -> None:
             pins="dp=4,zero=0,micro=1",
             optimizer=optimizer,
             baselines=False,
-        ).costs
+        )
         for optimizer in ("muon", "adamw")
     }
+    costs = {optimizer: strategy.costs for optimizer, strategy in made.items()}
     state = {name: c["memory_breakdown_bytes"]["optimizer"] for name, c in costs.items()}
     assert state == {"adamw": 12 * 133_888, "muon": 12 * 133_888 - 4 * 98_304}
     assert costs["muon"]["optimizer_time_s"] > costs["adamw"]["optimizer_time_s"]
+    assert 0 < costs["muon"]["newton_schulz_time_s"] < costs["muon"]["optimizer_time_s"]
+    assert "of it Newton-Schulz steps" in summary(made["muon"])
+    assert "newton_schulz_time_s" not in costs["adamw"]
+
+
+def test_frameworks_deal_whole_matrices_out_over_the_replicas() -> None:
+    """Products of one of eight replicas under ZeRO-1, of all under none; a tensor-parallel rank
+    takes its block, 64 x 128 of 64 x 256, by itself."""
+    mesh = {"data": 8, "tensor": 2}
+    whole = WeightPlan(Layout(((), ())), grad_partial=("data",))
+    cut = WeightPlan(Layout(((), ("tensor",))), 1, ("data",), 0, ("data",))
+    assert weight_flops((64, 256), whole, mesh) == 5 * (4 * 64**2 * 256 + 2 * 64**3)
+    assert weight_flops((64, 256), cut, mesh) == 5 * (4 * 64**2 * 128 + 2 * 64**3) / 8
 
 
 def test_stages_cut_between_nodes_have_no_matrices_to_orthogonalise() -> None:

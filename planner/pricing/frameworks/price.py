@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from costmodels.frameworks.peak_memory import FrameworkMemory, peak
-from costmodels.frameworks.step_time import StepSeconds, Work, step_time
+from costmodels.frameworks.step_time import StepSeconds, Work, orthogonalising_s, step_time
 from planner.analysis.facts import GraphFacts
 from planner.execution import collectives
 from planner.execution.collective import traffic
@@ -65,6 +65,9 @@ def price_with_work(
         communication_time_s=step.exposed + step.hidden,
         exposed_communication_time_s=step.exposed,
         optimizer_time_s=step.optimizer,
+        newton_schulz_time_s=orthogonalising_s(
+            work.orthogonalising_flops, pricer.topology.device, pricer.rates
+        ),
         flops_per_device=flops,
         memory=peak(memory, pricer.runtime),
         traffic=traffic(without_bubbles(uses, stages.pipeline), plan.order, dict(plan.mesh)),
