@@ -97,5 +97,9 @@ def find(spec: str) -> tuple[Family, str, dict[str, Value]]:
     raise PlanError(
         "P070",
         f"no zoo preset {name!r}",
-        help=[*([hint] if hint else []), "presets: " + ", ".join(known)],
+        help=[
+            *([hint] if hint else []),
+            "a Hugging Face config.json of other models is planned as it is: plan config.json",
+            "presets: " + ", ".join(known),
+        ],
     )

@@ -93,6 +93,6 @@ def show_time(seconds: float) -> str:
             return (
                 f"{seconds / scale:.3g} {unit}"
                 if abs(seconds) < 100 * scale
-                else f"{seconds / scale:.0f} {unit}"
+                else f"{seconds / scale:,.0f} {unit}"
             )
     raise AssertionError

@@ -135,11 +135,12 @@ def test_shown_quantities_keep_their_unit() -> None:
         "1.5 KiB",
         "80.0 GiB",
     ]
-    assert [show_time(x) for x in (2.5e-6, 0.0123, 1.5, 250.0)] == [
+    assert [show_time(x) for x in (2.5e-6, 0.0123, 1.5, 250.0, 106370.0)] == [
         "2.5 us",
         "12.3 ms",
         "1.5 s",
         "250 s",
+        "106,370 s",
     ]
 
 

@@ -204,6 +204,7 @@ ERRORS = [
     ("zoo:lama3-8b", "P070", "no zoo preset 'lama3-8b'", "did you mean 'llama3-8b'?"),
     ("zoo:llama", "P070", "no zoo preset 'llama'", "presets: llama-tiny, llama2-7b"),
     ("zoo:", "P070", "no zoo preset ''", "presets: mlp"),
+    ("zoo:gpt-oss-20b", "P070", "no zoo preset 'gpt-oss-20b'", "config.json of other models"),
     ("gpt,layer=3", "P071", "gpt has no option 'layer'", "did you mean 'layers'?"),
     ("gpt,layers", "P071", "'layers' is not OPTION=VALUE", "option=value"),
     ("gpt,layers=2,layers=3", "P071", "layers is given twice", ""),
