@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.machine.mesh_choices import divisors
@@ -26,8 +28,8 @@ def sayable(
 ) -> tuple[Mesh, ...]:
     """Of meshes of a launcher's degrees those with whole rows on every replica, in every microbatch
     where their number is pinned, stages that it can say, experts where there are some, and pieces
-    of a row of equal length. Raises PlanError P035 where no batch is whole on them, P068 where no
-    stages are."""
+    of a row of equal length. Raises PlanError P024 where attention's heads are whole on none, P035
+    where no batch is, P068 where no stages are."""
     launcher, training = request.launcher, model.workload.kind == "train"
     assert launcher is not None
     blocks = base.dealt[0][2] if training and base.dealt else 0
@@ -61,6 +63,7 @@ def sayable(
             or bool(launcher.layouts and blocks >= mesh.stages)
         )
 
+    found = _with_whole_heads(found, request, base)
     whole = tuple(m for m in found if rows_are_whole(m))
     kept = tuple(m for m in whole if stages_are_said(m))
     if whole and not kept:
@@ -81,6 +84,34 @@ def sayable(
             help=[f"--batch {n}, or another multiple of the replicas"],
         )
     return _with_pinned_microbatches(_with_pinned_zero(kept, request), model, request)
+
+
+def _with_whole_heads(
+    found: tuple[Mesh, ...], request: Request, base: GraphFacts
+) -> tuple[Mesh, ...]:
+    """Of meshes those whose tensor ranks have as many heads of every attention: launchers start no
+    other (Megatron Core's TransformerConfig refuses them). Raises PlanError P024 where there are
+    none."""
+    launcher = request.launcher
+    assert launcher is not None
+    sizes = [
+        base.rules[i].sizes
+        for i, n in enumerate(base.graph.nodes)
+        if operator_of(n.op).kind == "attention"
+    ]
+    counts = {s.get("g", 1) * s.get("r", 1) for s in sizes} - {1}
+    heads = gcd(*counts) if counts else 0
+    kept = tuple(m for m in found if heads % dict(m.shape).get("tensor", 1) == 0)
+    if found and not kept:
+        ranks = min(dict(m.shape).get("tensor", 1) for m in found)
+        fewer = max(n for n in divisors(heads) if n <= ranks and request.topology.devices % n == 0)
+        raise PlanError(
+            "P024",
+            f"tensor = {ranks} and --for {launcher.name} contradict each other: attention has"
+            f" {heads} heads, and every tensor rank has as many of them",
+            help=[f"tp={fewer}", "leave --for out: heads may then be cut with padding"],
+        )
+    return kept
 
 
 def zero_stages(mesh: Mesh, request: Request) -> tuple[int, ...]:

@@ -68,9 +68,11 @@ class Priced:
     @property
     def table(self) -> dict[str, Any]:
         """The price as in a strategy file."""
+        from planner.pricing.host_memory import offloaded_bytes
         from planner.search.to_strategy import cost_table
 
-        return cost_table(self.cost, self.request, self.base, self.model, self.plan)
+        offloaded = offloaded_bytes(self.base, self.flow, self.pricer, self.runs)
+        return cost_table(self.cost, self.request, self.base, self.model, self.plan, offloaded)
 
 
 def machine_now(strategy: Strategy) -> tuple[Topology, str]:
