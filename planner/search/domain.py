@@ -41,7 +41,7 @@ from planner.machine.mesh_choices import (
 )
 from planner.machine.topology import Mesh, MeshAxis
 from planner.pricing.frameworks.selective import modules
-from planner.search.launcher_domain import replicas, sayable, zero_stages
+from planner.search.launcher_domain import replicas, sayable, with_whole_heads, zero_stages
 from planner.search.microbatch_counts import with_whole_rows
 from planner.search.request import Candidate, Request
 from planner.sharding.candidates import candidates
@@ -124,7 +124,9 @@ class SearchDomain:
             )
         found = tuple(m for m in found if m.stages > 1) if asked else found
         base = self.base(1) if request.launcher is not None else None
-        return found if base is None else sayable(found, self.model, request, base)
+        if base is None:
+            return found
+        return sayable(with_whole_heads(found, request, base), self.model, request, base)
 
     def _dividing(self, found: tuple[Mesh, ...]) -> tuple[Mesh, ...]:
         """Of meshes that were asked for those whose axes of the batch cut it, in the pinned number

@@ -28,8 +28,8 @@ def sayable(
 ) -> tuple[Mesh, ...]:
     """Of meshes of a launcher's degrees those with whole rows on every replica, in every microbatch
     where their number is pinned, stages that it can say, experts where there are some, and pieces
-    of a row of equal length. Raises PlanError P024 where attention's heads are whole on none, P035
-    where no batch is, P068 where no stages are."""
+    of a row of equal length. Raises PlanError P035 where no batch is whole on them, P068 where no
+    stages are."""
     launcher, training = request.launcher, model.workload.kind == "train"
     assert launcher is not None
     blocks = base.dealt[0][2] if training and base.dealt else 0
@@ -63,7 +63,6 @@ def sayable(
             or bool(launcher.layouts and blocks >= mesh.stages)
         )
 
-    found = _with_whole_heads(found, request, base)
     whole = tuple(m for m in found if rows_are_whole(m))
     kept = tuple(m for m in whole if stages_are_said(m))
     if whole and not kept:
@@ -86,7 +85,7 @@ def sayable(
     return _with_pinned_microbatches(_with_pinned_zero(kept, request), model, request)
 
 
-def _with_whole_heads(
+def with_whole_heads(
     found: tuple[Mesh, ...], request: Request, base: GraphFacts
 ) -> tuple[Mesh, ...]:
     """Of meshes those whose tensor ranks have as many heads of every attention: launchers start no
