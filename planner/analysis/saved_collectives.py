@@ -7,7 +7,7 @@ some tensor is the first without pending terms, so a collective made it, and the
 the last of such results on the way kept (planner.execution.recompute). Of which tensor depends on
 the layouts; a device has at least its even share of the smallest one's elements. Ways that have no
 tensor in common keep one each, so that what is counted is below what the price of the whole plan
-has (planner.pricing.peak_memory.saved_by_blocks_bytes).
+has (planner.pricing.saved_activations.saved_by_blocks_bytes).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from planner.execution.weight_offload import can_offload, lookup_tables
 from planner.execution.zero_stages import ZERO_STAGES, weight_collectives_of
 from planner.pricing.frameworks.orthogonalising import weight_flops
 from planner.pricing.orthogonalising import exchanges_s, newton_schulz_s
-from planner.pricing.peak_memory import GATHERED_BLOCKS
+from planner.pricing.workspaces import GATHERED_BLOCKS
 from planner.sharding.layout import Axes, group
 
 if TYPE_CHECKING:

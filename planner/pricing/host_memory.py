@@ -10,8 +10,8 @@ from planner.execution.loops import RepeatedBlock
 from planner.execution.pipeline import pipeline_of
 from planner.execution.weight_offload import offloaded_names
 from planner.pricing.device_weights import device_weights
-from planner.pricing.peak_memory import sent_activations
 from planner.pricing.pricer import Pricer
+from planner.pricing.saved_activations import sent_activations
 from planner.pricing.uneven_step import trained_weights
 
 

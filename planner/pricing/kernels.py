@@ -244,7 +244,7 @@ def working_bytes(
 ) -> float:
     """Bytes that live only while the node runs, where it needs most: training, its backward pass.
     ins, outs, weights: bytes of its local operands, results and weights. apart: what a repeat of a
-    block has at once is counted elsewhere (planner.pricing.peak_memory.repeat_is_apart)."""
+    block has at once is counted elsewhere (planner.pricing.saved_activations.repeat_is_apart)."""
     return float(
         working_of(
             base,

@@ -24,8 +24,8 @@ from planner.execution.weights_apart import weights_apart
 from planner.ops.residuals import reads
 from planner.pricing.device_weights import device_weights
 from planner.pricing.handed_on import handed_on
-from planner.pricing.peak_memory import saved_in_repeat, saved_tensors
 from planner.pricing.pricer import Pricer
+from planner.pricing.saved_activations import saved_in_repeat, saved_tensors
 
 
 def loop_copies_s(

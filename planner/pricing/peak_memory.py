@@ -22,9 +22,8 @@ takes room only where those take more than activations and temporaries took befo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from math import prod
 
 import numpy as np
 
@@ -37,87 +36,23 @@ from costmodels.liveness import (
     passing_bytes,
     temporary_bytes,
 )
-from planner.analysis.basics import repeat_starts, saved_in
 from planner.analysis.facts import GraphFacts
 from planner.analysis.passing import puts_off, readers
-from planner.execution.block_values import offloaded_by_name
 from planner.execution.even_collectives import weights_of_other_stages
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock
 from planner.execution.pipeline import pipeline_of
-from planner.execution.plan import Plan
-from planner.execution.recompute import Recomputed, recomputed_blocks
 from planner.execution.techniques import LOOPED, WRITTEN_OUT
 from planner.execution.weight_offload import offloaded_names
 from planner.ops import operator_of
 from planner.pricing.device_weights import device_weights
-from planner.pricing.handed_on import handed_on
-from planner.pricing.kernels import (
-    named_beside,
-    pieces_of,
-    reads_whole,
-    saved_beside,
-    working_bytes,
-)
+from planner.pricing.kernels import pieces_of
 from planner.pricing.outside_gradients import outside_gradient
 from planner.pricing.pricer import Pricer
-from planner.pricing.split_arrays import SplitArrays
+from planner.pricing.saved_activations import PARKED_ARRAYS, activation_bytes, saved_tensors
 from planner.pricing.weight_offload import offloaded_weights
-from planner.sharding.layout import Layout, group, local_shape
-
-GATHERED_BLOCKS = 1
-"""Whole weights of so many blocks are there at least under ZeRO stage 3, and gradients that are not
-scattered yet among them: they are gathered one by one, a little before they are read, and gone when
-they were."""
-PARKED_ARRAYS = 2
-"""Parameters (of blocks those of one repeat) whose new state is on its way to the host's memory at
-the same time: one that is written, one that is made. The GPU compiler's schedule of a step with
-twelve equal parameters has two."""
-
-
-def saved_by_blocks_bytes(
-    base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer
-) -> Iterator[tuple[int, float]]:
-    """(node of the first repeat, bytes of the named values and results of collectives that
-    recomputed blocks save on the device, of all repeats)."""
-    away = offloaded_by_name(flow)
-    for run, replay in recomputed_blocks(flow, runs):
-        saved = saved_by_blocks(base, flow, run, replay, pricer)
-        yield run.first, sum(size for name, size in saved if name not in away)
-
-
-def saved_by_blocks(
-    base: GraphFacts, flow: Flow, run: RepeatedBlock, replay: Recomputed, pricer: Pricer
-) -> Iterator[tuple[str, float]]:
-    """(tensor, bytes of all repeats and of all overlapped microbatches) of each named value or
-    result of a collective that a recomputed block saves."""
-    pipeline = pipeline_of(flow.graph, flow.plan)
-    times = (
-        run.repeats
-        if pipeline is None
-        else pipeline.saved_ticks
-        * (pipeline.blocks_per_tick if run.first == pipeline.first else run.repeats)
-    )
-    for name, size in saved_in_repeat(base, flow, replay, pricer):
-        yield name, times * size * flow.plan.overlapped_microbatches
-
-
-def saved_in_repeat(
-    base: GraphFacts, flow: Flow, replay: Recomputed, pricer: Pricer
-) -> Iterator[tuple[str, float]]:
-    """(tensor, bytes of one repeat and one microbatch) of each named value or result of a
-    collective that a recomputed block saves; with the former what its kernel saves beside it."""
-    mesh, graph = dict(flow.plan.mesh), flow.graph
-    for name, way in replay.saved:
-        if not way:
-            tensor, i = graph.tensors[name], graph.producer[name]
-            shape = local_shape(tensor.shape, flow.source[name], mesh)
-            size = pricer.stored_bytes(shape, tensor.dtype, base.kind_of(tensor.shape))
-            yield name, size + named_beside(base, i, flow.split(i), pricer)
-            continue
-        step = way[-1]
-        size = step.forward_elements * pricer.itemsize(flow.graph.tensors[name].dtype)
-        yield name, size / (group(step.axes, mesh) if step.forward == "reduce-scatter" else 1)
+from planner.pricing.workspaces import gathered_bytes, passes, temporaries
+from planner.sharding.layout import local_shape
 
 
 @dataclass(frozen=True)
@@ -204,7 +139,7 @@ def memory_parts(
     if flow.plan.blocks == WRITTEN_OUT:
         return _of_written_out(without_loops(base, flow), flow, pricer)
     weights = _weight_bytes(base, flow, pricer, runs)
-    saved = _activation_bytes(base, flow, pricer, runs)
+    saved = activation_bytes(base, flow, pricer, runs)
     slack = 1 + pricer.runtime.memory_slack
     parts = MemoryParts(
         parameters=weights.parameters,
@@ -363,276 +298,6 @@ def _weight_bytes(
     return result
 
 
-@dataclass(frozen=True)
-class SavedActivations:
-    """Bytes that the backward pass reads. bytes: when it enters the last repeated blocks, which
-    have one_repeat of them at once; epilogue: what that saved, gone by then; gone: how much less
-    there is in each turn (GraphFacts.turns) of those before them. [turns]"""
-
-    bytes: float
-    epilogue: float
-    one_repeat: float
-    gone: np.ndarray
-
-
-def _activation_bytes(
-    base: GraphFacts, flow: Flow, pricer: Pricer, runs: tuple[RepeatedBlock, ...]
-) -> SavedActivations:
-    """Bytes of saved activations: what waits in the host's memory is on its way, what recomputed
-    blocks save beside it comes on top."""
-    offloaded = "activations" in flow.plan.offload
-    entering = frozenset(n for run in runs for c in run.carries for n in (c.enters, *c.leaves))
-    saved = saved_activations(base, flow, pricer, entering if offloaded else frozenset())
-    more, gone = 0.0, saved.gone.copy()
-    more += (
-        PARKED_ARRAYS
-        * flow.plan.overlapped_microbatches
-        * sent_activations(base, flow, pricer, runs)[1]
-    )
-    for first, size in saved_by_blocks_bytes(base, flow, runs, pricer):
-        more += size
-        gone[: base.turns[first]] += size * (flow.plan.stages == 1)
-    more += sum(size for _, size in handed_on(base, flow, runs, pricer))
-    return replace(saved, bytes=saved.bytes + more, gone=gone)
-
-
-def saved_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Sequence[tuple[int, str, float]]:
-    """(node, tensor, bytes) of what nodes are the first to save for their backward pass, with what
-    their kernels save beside it; of all microbatches that run at the same time. Worked out once a
-    flow and pricer."""
-    known = flow.memo.get("saved tensors")
-    if known is None or known[0] is not base or known[1] is not pricer:
-        known = flow.memo["saved tensors"] = base, pricer, _saved_tensors(base, flow, pricer)
-    saved: Sequence[tuple[int, str, float]] = known[2]
-    return saved
-
-
-def _saved_tensors(
-    base: GraphFacts, flow: Flow, pricer: Pricer
-) -> Sequence[tuple[int, str, float]]:
-    graph, mesh, found = base.graph, dict(flow.plan.mesh), list[tuple[int, str, float]]()
-    # Nodes that are alike and split alike save as much. By id: repeats share layouts and splits.
-    sizes: dict[tuple[int, int, int, int], float] = {}
-    need, source, shared, splits = flow.need, flow.source, base.shared, flow.splits
-    for (i, slot), name in (base.residuals | base.gathered).items():
-        layout = need[i, slot] if slot >= 0 else source[name]
-        key = shared[i], slot, id(layout), id(splits[i])
-        size = sizes.get(key)
-        if size is None:
-            tensor = graph.tensors[name]
-            size = pricer.stored_bytes(
-                local_shape(tensor.shape, layout, mesh), tensor.dtype, base.kind_of(tensor.shape)
-            ) + saved_beside(base, i, slot, splits[i], pricer)
-            if (i, slot) in base.gathered:
-                size *= float(reads_whole(base, i, SplitArrays.of((splits[i],), pricer.sizes))[0])
-            size = sizes[key] = flow.plan.overlapped_microbatches * size
-        found.append((i, name, size))
-    return found
-
-
-def saved_activations(
-    base: GraphFacts, flow: Flow, pricer: Pricer, sent: frozenset[str] = frozenset()
-) -> SavedActivations:
-    """Bytes the backward pass reads: every saved tensor once, in the layout in which the first
-    operator that saves it needs it.
-
-    Under recompute a repeated block saves what enters each repeat, and one repeat's own activations
-    at a time. Where only weights are gathered again, it saves all, and cuts them out of the stacks
-    of all repeats before its backward pass begins (`takes_repeats_whole`). A pipeline stage saves
-    for its part of the blocks, and for what comes before them, of all microbatches that wait for
-    their backward pass. sent: what enters repeats and waits in the host's memory.
-    """
-    graph, plan = base.graph, flow.plan
-    pipeline, turns, nothing = pipeline_of(graph, plan), base.turns, np.zeros(base.last_run + 2)
-    if not base.training:
-        kept = sum(size for _, _, size in saved_tensors(base, flow, pricer))
-        return SavedActivations(kept, 0.0, 0.0, nothing)
-    starts = repeat_starts(plan.repeated_blocks)
-    again = plan.recompute != "none" or takes_repeats_whole(base, pricer, plan.zero_stage)
-    epilogue, by_turn, one_repeat = 0.0, nothing.tolist(), nothing.tolist()
-    microbatches = (
-        {
-            block: pipeline.saved_microbatches(i) * float(pipeline.stage_share(i))
-            for block, i in ((True, pipeline.first), (False, pipeline.end))
-        }
-        if pipeline
-        else {}
-    )
-    for i, name, size in saved_tensors(base, flow, pricer):
-        times = microbatches[i in pipeline.nodes] if pipeline else 1.0
-        if i in base.epilogue:
-            epilogue += size
-            continue
-        repeat = saved_in(graph, starts, i, name) if i in starts else -1
-        if plan.recompute == "none" or i not in starts:
-            by_turn[turns[i]] += size * times
-        elif repeat < 0:
-            by_turn[turns[i]] += size * times * (name not in sent)
-        if repeat == 0 and again:
-            one_repeat[turns[i]] += size
-    total = sum(by_turn)
-    if plan.stages > 1:
-        most = max(one_repeat)
-        return SavedActivations(total + most, epilogue, most, nothing)
-    last = one_repeat[base.last_run]
-    gone = total - np.cumsum(by_turn) + last - np.array(one_repeat)
-    return SavedActivations(total + last, epilogue, last, gone)
-
-
-def takes_repeats_whole(base: GraphFacts, pricer: Pricer, zero_stage: int) -> bool:
-    """Whether plans without recomputation wrap their blocks all the same, to gather weights again
-    (planner.execution.recompute, mode "part"): the wrapped backward pass takes everything that its
-    repeat saved at once, where others cut each value out of the stacks when they need it. Uneven
-    pipeline stages have no loops."""
-    runtime, uneven = pricer.runtime, pricer.mesh.stages > 1 and base.dealt is None
-    ours = runtime.kernels is None and not runtime.partitioned
-    return zero_stage == 3 and ours and not base.written_out and not uneven
-
-
-def repeat_is_apart(base: GraphFacts, pricer: Pricer, recompute: str, zero_stage: int) -> bool:
-    """Whether what one repeat of a block has at once is counted by itself (`one_repeat`), beside
-    workspaces that are gradients alone. What frameworks take was fitted to runs without it. So was
-    what programs for one GPU alone take: with no collectives to schedule the compiler makes room
-    for stacks of gradients early, beside the logits."""
-    uneven = pricer.mesh.stages > 1 and base.dealt is None
-    alone = pricer.topology.device.kind == "gpu" and prod(n for _, n in pricer.mesh.shape) == 1
-    if pricer.runtime.kernels is not None or base.written_out or uneven or alone:
-        return False
-    return recompute != "none" or takes_repeats_whole(base, pricer, zero_stage)
-
-
-def entering_bytes(flow: Flow, pricer: Pricer, run: RepeatedBlock) -> float:
-    """Bytes of what enters one repeat of a block, of one microbatch."""
-    mesh, tensors = dict(flow.plan.mesh), flow.graph.tensors
-    return sum(
-        prod(local_shape(tensors[c.enters].shape, c.layout, mesh))
-        * pricer.itemsize(tensors[c.enters].dtype)
-        for c in run.carries
-    )
-
-
-def sent_activations(
-    base: GraphFacts, flow: Flow, pricer: Pricer, runs: tuple[RepeatedBlock, ...]
-) -> tuple[float, float]:
-    """Bytes of what recomputed blocks send to the host's memory, what enters them and values by
-    name, of one microbatch: of all repeats, and the most of one."""
-    entering, away = "activations" in flow.plan.offload, offloaded_by_name(flow)
-    sent = [(r, entering_bytes(flow, pricer, r)) for r in runs] if entering else []
-    for run, replay in recomputed_blocks(flow, runs) if away else ():
-        values = saved_in_repeat(base, flow, replay, pricer)
-        sent.append((run, sum(size for name, size in values if name in away)))
-    each = dict[int, float]()
-    for run, size in sent:
-        each[run.first] = each.get(run.first, 0.0) + size
-    return sum(run.repeats * size for run, size in sent), max(each.values(), default=0.0)
-
-
-@dataclass(frozen=True)
-class Pass:
-    """Bytes of a device while node i runs, of one class of nodes. ins, outs: of operands that are
-    no weights and of results; made: of results with a gradient."""
-
-    i: int
-    ins: float
-    outs: float
-    made: float
-    work: float
-
-
-def passes(
-    base: GraphFacts, flow: Flow, pricer: Pricer, gathered: Mapping[int, float]
-) -> Iterator[Pass]:
-    """Every class of nodes while it runs, in all copies of the batch. gathered: nodes whose weights
-    are counted by the caller."""
-    graph, mesh, copies = base.graph, dict(flow.plan.mesh), flow.plan.overlapped_microbatches
-    apart = repeat_is_apart(base, pricer, flow.plan.recompute, flow.plan.zero_stage)
-
-    def local(name: str, layout: Layout) -> float:
-        tensor = graph.tensors[name]
-        return (1 if name in graph.weights else copies) * pricer.stored_bytes(
-            local_shape(tensor.shape, layout, mesh), tensor.dtype, base.kind_of(tensor.shape)
-        )
-
-    for i, node in enumerate(graph.nodes):
-        if base.shared[i] != i:
-            continue
-        sizes = [
-            (name in graph.weights, local(name, flow.need[i, slot]))
-            for slot, name in enumerate(node.inputs)
-            if name
-        ]
-        results = [
-            (name in base.grad, local(name, flow.source[name])) for name in node.outputs if name
-        ]
-        ins, outs = (
-            sum(size for weight, size in sizes if not weight),
-            sum(size for _, size in results),
-        )
-        weights = 0.0 if gathered else sum(size for weight, size in sizes if weight)
-        yield Pass(
-            i,
-            ins,
-            outs,
-            sum(size for grad, size in results if grad),
-            working_bytes(base, i, flow.split(i), ins, outs, weights, pricer, apart),
-        )
-
-
-def gathered_blocks(base: GraphFacts, pricer: Pricer, copies: int = 1) -> int:
-    """Whole weights of how many blocks a loop has at a time under ZeRO stage 3 at least, gradients
-    that are not scattered yet among them (docs/memory.md): on GPUs one more for each of so many
-    microbatches that run at the same time, where experts' kernels make the gradients of all their
-    weights together, beside those of the repeat before, which the compiler scatters while this one
-    runs."""
-    nodes = base.graph.nodes
-    experts = any(operator_of(nodes[i].op).kind == "experts" for i in base.looped)
-    ours = pricer.topology.device.kind == "gpu" and not base.written_out
-    return GATHERED_BLOCKS + copies * (experts and ours)
-
-
-def scatters_later(base: GraphFacts, pricer: Pricer, recompute: str) -> bool:
-    """Whether a GPU's program scatters the gradients of a repeat while the next one runs, beside
-    all weights of a block that is made again; of experts `gathered_blocks` counts them."""
-    gpu = pricer.topology.device.kind == "gpu" and not base.written_out
-    return gpu and recompute != "none" and gathered_blocks(base, pricer) == GATHERED_BLOCKS
-
-
-def gathered_bytes(
-    base: GraphFacts, plan: Plan, pricer: Pricer, gathered: Mapping[int, float]
-) -> float:
-    """Bytes of what is gathered of weights at a time, and of gradients before they are scattered:
-    as much as the weights of so many of the largest block."""
-    layer: dict[int, float] = {}
-    for i, size in gathered.items():
-        if (block := block_of(plan, i)) < 0:
-            layer[block] = layer.get(block, 0.0) + size
-    blocks = gathered_blocks(base, pricer, plan.overlapped_microbatches)
-    return blocks * max(layer.values(), default=0.0)
-
-
-def temporaries(
-    base: GraphFacts, flow: Flow, pricer: Pricer, gathered: Mapping[int, float], gone: np.ndarray
-) -> tuple[float, float]:
-    """The largest workspace of one operator (planner.pricing.kernels), with what is gathered of
-    weights: before the epilogue, as far as it is above activations that are gone by its turn, and
-    in it. A loop gathers weights of its blocks as it runs; stages
-    of a pipeline run both in one tick. Of a gathered weight in the epilogue every overlapped
-    microbatch has a whole gradient beside it, until all are added up and scattered; on a TPU one
-    alone has it, too, which is scattered while the operand's gradient is made."""
-    largest, copies = {False: 0.0, True: 0.0}, flow.plan.overlapped_microbatches
-    beside = copies > 1 or pricer.topology.device.kind == "tpu"
-    terms = copies * pricer.recipe.gradient_bytes / pricer.recipe.parameter_bytes
-    full = gathered_bytes(base, flow.plan, pricer, gathered)
-    later = full * scatters_later(base, pricer, flow.plan.recompute)
-    for p in passes(base, flow, pricer, gathered):
-        own = later if p.i in base.repeated else gathered.get(p.i, 0.0)
-        behind = p.i in base.epilogue
-        own *= 1 + terms * (beside and behind)
-        less = 0.0 if behind else float(gone[base.turns[p.i]])
-        largest[behind] = max(largest[behind], p.work + own - less)
-    return largest[False] + full, largest[True] + full * (flow.plan.stages > 1)
-
-
 def _forward_bytes(base: GraphFacts, flow: Flow, pricer: Pricer) -> float:
     """The most bytes that a forward pass alone has beside weights and the graph's results: an
     operator's workspace and the results that pass by it."""
@@ -678,11 +343,3 @@ def _liveness(base: GraphFacts, flow: Flow, pricer: Pricer, weights: _WeightByte
         postponed * slack,
     )
     return backward_liveness(base.passing, operators, buffers, batch * slack)
-
-
-def block_of(plan: Plan, i: int) -> int:
-    """A number for the repeat a node is in; nodes outside runs are each their own."""
-    for first, period, repeats in plan.repeated_blocks:
-        if first <= i < first + period * repeats:
-            return -1 - (first + (i - first) // period)
-    return i

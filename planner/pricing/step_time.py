@@ -52,8 +52,9 @@ from planner.pricing.loop_copies import loop_copies_s
 from planner.pricing.loop_overlap import hidden_beside_kernels
 from planner.pricing.microbatch_overlap import hidden_shares, launch_bytes, per_launch
 from planner.pricing.orthogonalising import newton_schulz_s
-from planner.pricing.peak_memory import memory, sent_activations
+from planner.pricing.peak_memory import memory
 from planner.pricing.pricer import Pricer
+from planner.pricing.saved_activations import sent_activations
 from planner.pricing.weight_offload import offloaded_weights
 
 

@@ -36,8 +36,9 @@ from planner.execution.uneven_pipeline import buffer_elements, handed_tensors
 from planner.pricing.add_up import add_up, communication_of
 from planner.pricing.cost import Cost, KernelSeconds
 from planner.pricing.kernels import times_of_class
-from planner.pricing.peak_memory import PARKED_ARRAYS, passes, saved_tensors
 from planner.pricing.pricer import Pricer
+from planner.pricing.saved_activations import PARKED_ARRAYS, saved_tensors
+from planner.pricing.workspaces import passes
 
 SLOTS = 4
 """Buffers of what is handed on, beside the ring: what comes and goes, forward and backward."""

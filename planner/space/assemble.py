@@ -36,7 +36,7 @@ from planner.execution.techniques import DUALPIPE, STRUCTURAL, ZB_H1
 from planner.machine.topology import Mesh
 from planner.ops.residuals import reads
 from planner.pricing.frameworks.stages import share_layers_before
-from planner.pricing.peak_memory import repeat_is_apart, takes_repeats_whole
+from planner.pricing.saved_activations import repeat_is_apart, takes_repeats_whole
 from planner.sharding.rule import Split
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.axis_choices import axis_choices

@@ -7,7 +7,7 @@ import numpy as np
 
 from costmodels.liveness import OperatorBytes, backward_liveness, gradient_buffers, passing_bytes
 from planner.pricing.outside_gradients import outside_gradient
-from planner.pricing.peak_memory import GATHERED_BLOCKS, gathered_blocks, scatters_later
+from planner.pricing.workspaces import GATHERED_BLOCKS, gathered_blocks, scatters_later
 from planner.space.option_arrays import TrainedVariables, arrays_of
 from planner.space.variables import Space
 

@@ -21,7 +21,7 @@ from planner.execution.save_policies import offloaded_values, saved_names
 from planner.ops import operator_of
 from planner.pricing.kernels import named_beside
 from planner.pricing.loop_copies import copied
-from planner.pricing.peak_memory import PARKED_ARRAYS
+from planner.pricing.saved_activations import PARKED_ARRAYS
 from planner.sharding.layout import local_shape
 from planner.sharding.rule import Split
 from planner.space.variables import Space

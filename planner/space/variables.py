@@ -62,7 +62,7 @@ class OptionCosts(WeightCosts):
     """The same where weights are gathered, which `state_bytes` has of a block."""
     workspace_apart_bytes: np.ndarray
     """What lives only while one of the nodes runs beside all that a repeat of its block has at
-    once (planner.pricing.peak_memory.repeat_is_apart)."""
+    once (planner.pricing.saved_activations.repeat_is_apart)."""
     workspace_apart_without_weights_bytes: np.ndarray
     """The same where weights are gathered."""
     max_batch_pieces: np.ndarray

@@ -7,9 +7,11 @@ import pytest
 from planner.analysis.facts import GraphFacts
 from planner.execution.plan import Plan
 from planner.machine.mesh_choices import pinned_mesh
-from planner.pricing.peak_memory import memory_parts, saved_activations, temporaries
+from planner.pricing.peak_memory import memory_parts
 from planner.pricing.pricer import Pricer
+from planner.pricing.saved_activations import saved_activations
 from planner.pricing.step_time import derived
+from planner.pricing.workspaces import temporaries
 from planner.search.build_request import make_request
 from planner.space.build import build_space, splits_of
 from planner.space.variables import Space

@@ -27,8 +27,8 @@ from planner.graph.repeats import find_runs
 from planner.machine.mesh_choices import meshes
 from planner.machine.topology import for_devices
 from planner.pins.pins import parse_pins
-from planner.pricing.peak_memory import entering_bytes, saved_by_blocks_bytes
 from planner.pricing.pricer import Pricer
+from planner.pricing.saved_activations import entering_bytes, saved_by_blocks_bytes
 from planner.strategy.strategy import Strategy
 from planner.verify.numerics import compare, seeded_values
 from planner.whatif.reprice import open_recorded

@@ -11,8 +11,8 @@ import pytest
 from planner.analysis.facts import GraphFacts
 from planner.execution.plan import Plan
 from planner.machine.mesh_choices import pinned_mesh
-from planner.pricing.peak_memory import saved_by_blocks_bytes
 from planner.pricing.pricer import Pricer
+from planner.pricing.saved_activations import saved_by_blocks_bytes
 from planner.pricing.step_time import derived
 from planner.search.build_request import make_request
 from planner.solvers import solve

@@ -8,8 +8,9 @@ from planner.analysis.facts import GraphFacts
 from planner.machine.mesh_choices import pinned_mesh
 from planner.ops import operator_of
 from planner.pricing.kernels import working_bytes
-from planner.pricing.peak_memory import repeat_is_apart, scatters_later
 from planner.pricing.pricer import Pricer
+from planner.pricing.saved_activations import repeat_is_apart
+from planner.pricing.workspaces import scatters_later
 from planner.search.build_request import make_request
 from planner.sharding.rule import Split
 from planner.workload.model import Model, Workload

@@ -28,14 +28,8 @@ from planner.execution.weights_apart import waiting_share, weights_apart
 from planner.pricing.breakdown import bound_by
 from planner.pricing.handed_on import handed_on
 from planner.pricing.kernels import kernel_times
-from planner.pricing.peak_memory import (
-    MemoryParts,
-    memory_parts,
-    saved_by_blocks,
-    saved_tensors,
-    slope_bytes,
-    without_loops,
-)
+from planner.pricing.peak_memory import MemoryParts, memory_parts, slope_bytes, without_loops
+from planner.pricing.saved_activations import saved_by_blocks, saved_tensors
 from planner.pricing.step_time import sent_s
 from planner.sharding.layout import STAGE, ReshardStep
 
