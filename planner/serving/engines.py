@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import gcd, prod
 from typing import Any
 
 from costmodels.hardware.units import show_bytes, show_time
@@ -35,6 +36,8 @@ KV_TRANSFER = '\'{"kv_connector":"NixlConnector","kv_role":"ROLE"}\''
 ROLES = ("prefill", "decode")
 BY_HAND = re.compile(r"(ep=\d+ )?tp=\d+")
 NODES = ": ${HEAD:?address of the first node} ${NODE:?number of this node, 0 for the first}\n"
+HEADS = frozenset({"g", "r", "h"})
+"""Factors of query heads: groups and heads of a group; of attention to latents all."""
 HEADLESS = '((NODE == 0)) || set -- --headless "$@"\n'
 """Nodes but the first have no server of their own."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "bfloat16"}
@@ -265,7 +268,7 @@ def _dtype(serving: Serving) -> str:
 
 def _nearest(serving: Serving, to: str) -> Mapping[str, Any]:
     """The row that an engine can say and that is best for the plan's objective."""
-    node = node_slots(serving.step)
+    node, heads = node_slots(serving.step), _query_heads(serving)
     apart = to != "vllm" or not _is_mixture(serving)
     rows = [
         row
@@ -273,11 +276,15 @@ def _nearest(serving: Serving, to: str) -> Mapping[str, Any]:
         if _by_hand(row)
         and row["fits"]
         and int(row["split"]) <= node
+        and all(heads % split == 0 for split in _splits(row))
         and (apart or "units" in row or row["replicas"] == 1 or str(row["label"]).startswith("ep="))
     ]
     best = min(rows, key=lambda row: _loss(serving, row), default=None)
     if best is None:
-        why = f"no tensor parallelism in a node fits, which is what {to} can say of this plan"
+        why = (
+            f"no tensor parallelism in a node fits that divides the query heads, which is what {to}"
+            " can say of this plan"
+        )
     elif (loss := _loss(serving, best)) > DEAR:
         why = (
             f"the best that {to} can say of this plan, {best['label']}, is {100 * loss:.1f} % worse"
@@ -294,6 +301,25 @@ def _nearest(serving: Serving, to: str) -> Mapping[str, Any]:
             "plan show lists the rows tp=N",
         ],
     )
+
+
+def _query_heads(serving: Serving) -> int:
+    """What number of devices all attentions' query heads divide over, as engines ask; 0 without
+    attention, or where the file does not say."""
+    details = serving.step.details
+    sizes = (
+        details[name]["sizes"]
+        for name, row in serving.step.nodes.items()
+        if operator_of(row["op"]).kind == "attention" and name in details
+    )
+    counts = (prod(int(s[f]) for f in HEADS if f in s) for s in sizes if HEADS & s.keys())
+    return gcd(*counts)
+
+
+def _splits(row: Mapping[str, Any]) -> list[int]:
+    """Devices of a replica, of both kinds where they are apart."""
+    units = row.get("units")
+    return [int(units[k]["split"]) for k in ROLES] if units else [int(row["split"])]
 
 
 def _by_hand(row: Mapping[str, Any]) -> bool:

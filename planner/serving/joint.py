@@ -180,11 +180,22 @@ class Joint:
 
     def meshes(self) -> Iterator[tuple[int, int]]:
         """(replicas, devices of each) whose axes lie along the links, the most replicas first;
-        replicas have equally many sequences."""
+        replicas have equally many sequences, and of an engine devices as many query heads: it
+        starts no others."""
+        sequences, engine = self.step.service.concurrency, bool(self.step.service.engine)
         for split in divisors(self.devices):
             replicas = self.devices // split
-            if self.step.service.concurrency % replicas == 0 and self._on_links(replicas, split):
+            if engine and self._heads % split:
+                continue
+            if sequences % replicas == 0 and self._on_links(replicas, split):
                 yield replicas, split
+
+    @cached_property
+    def _heads(self) -> int:
+        """What number of devices all attentions' query heads divide over; 0 without attention."""
+        graph = self.step.graph(1)
+        queries = (n.inputs[0] for n in graph.nodes if operator_of(n.op).kind == "attention")
+        return gcd(*(graph.tensors[q].shape[1] for q in queries))
 
     def _on_links(self, replicas: int, split: int) -> bool:
         """Whether the mesh's axes take whole factors of the levels of links."""
@@ -530,10 +541,12 @@ class Joint:
                 help=["plan the phases apart: --workload infer without --prompt and --generate"],
             )
         if least is None:
+            engine, heads = self.step.service.engine, self._heads
+            over = f", of devices that {heads} query heads divide over" if engine and heads else ""
             return PlanError(
                 "P021",
                 f"no plan is possible: no mesh of {self.devices} devices has replicas that divide"
-                f" {sequences} sequences",
+                f" {sequences} sequence{'s' * (sequences > 1)}{over}",
                 exit_code=NO_PLAN,
                 help=["--concurrency with more divisors"],
             )

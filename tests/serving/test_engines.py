@@ -265,3 +265,20 @@ def test_a_plan_for_requests_that_arrive_says_its_limits(tmp_path: Path) -> None
     assert said["--max-num-seqs"] == str(8 // row["replicas"])
     assert said["--max-num-batched-tokens"] == "64"
     assert not any(line.startswith("rm") for line in done.text.splitlines())
+
+
+def test_engines_have_no_replicas_that_query_heads_do_not_divide_over() -> None:
+    """vLLM and SGLang start none; six heads over four devices were planned and exported."""
+    model = "zoo:llama-tiny,heads=6,kv_heads=2,hidden=48,cache=1"
+    sizes = {"prompt": 16, "generate": 4, "concurrency": 1, "devices": 4, "objective": "tpot"}
+    for engine in ("vllm", "sglang"):
+        with pytest.raises(PlanError) as e:
+            serve(model, engine=engine, **sizes)  # type: ignore[arg-type]
+        assert e.value.code == "P021"
+        made = serve(model, engine=engine, **{**sizes, "concurrency": 2})  # type: ignore[arg-type]
+        assert {row["split"] for row in made.rows} == {2}
+    free = serve(model, **{**sizes, "concurrency": 4})  # type: ignore[arg-type]
+    assert {row["split"] for row in free.rows} == {1, 2, 4}
+    alone = replace(free, rows=tuple(r for r in free.rows if r["split"] == 4))
+    with pytest.raises(PlanError, match="P194.*divides the query heads"):
+        hand_over(alone, "vllm")
