@@ -31,6 +31,9 @@ CUDNN_VERSION = 91100
 HOST_DEVICES = 8
 """GPUs of one host in the ahead-of-time topology, where the number of devices allows."""
 
+HOST_CHIPS = (2, 2, 1)
+"""Chips of one host along each dim of a TPU's torus, as jax's ahead-of-time topologies have it."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -63,6 +66,14 @@ class Target:
         """Devices of a TPU slice; 0 where any number will do."""
         return prod(self.shape) * _CORES_PER_CHIP.get(self.name, 1) if self.shape else 0
 
+    @property
+    def small_host(self) -> tuple[int, ...]:
+        """Chips of one host along each dim of a TPU slice that whole hosts do not make up, as one
+        chip alone; () elsewhere."""
+        chips = (*self.shape, 1)[:3]
+        own = tuple(gcd(n, most) for n, most in zip(chips, HOST_CHIPS, strict=True))
+        return own if self.kind == "tpu" and own != HOST_CHIPS else ()
+
     def environment(self) -> Mapping[str, str]:
         """Variables of the process that compiles, beside those of every worker."""
         if self.kind == "gpu":
@@ -87,8 +98,10 @@ class Target:
         if self.kind == "cpu":
             return jax.devices()
         if self.kind == "tpu":
+            name = f"{self.name}:{'x'.join(map(str, self.shape))}"
+            host = {"chips_per_host_bounds": own} if (own := self.small_host) else {}
             devices = topologies.get_topology_desc(
-                platform="tpu", topology_name=f"{self.name}:{'x'.join(map(str, self.shape))}"
+                platform="tpu", topology_name=name, **host
             ).devices
         else:
             known = chip(self.name)

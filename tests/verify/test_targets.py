@@ -70,6 +70,24 @@ def test_targets_are_read(text: str, devices: int, found: Target) -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "chips"),
+    [
+        (Target("tpu", "v5e", (1, 1)), (1, 1, 1)),
+        (Target("tpu", "v5p", (1, 1, 1)), (1, 1, 1)),
+        (Target("tpu", "v6e", (1, 4)), (1, 2, 1)),
+        (Target("tpu", "v5e", (2, 4)), ()),
+        (Target("tpu", "v5p", (2, 2, 4)), ()),
+        (Target("cpu"), ()),
+    ],
+)
+def test_slices_that_hosts_do_not_make_up_say_what_theirs_has(
+    target: Target, chips: tuple[int, ...]
+) -> None:
+    """The compiler takes hosts for 2 x 2 x 1 chips, and refuses other slices without being told."""
+    assert target.small_host == chips
+
+
+@pytest.mark.parametrize(
     "text", ["gpu", "gpu:h1000", "tpu:v5e", "tpu:v5e:4x", "cpu:8", "", "tpu:v5e:4x4"]
 )
 def test_other_targets_are_refused(text: str) -> None:
