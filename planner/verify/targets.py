@@ -99,9 +99,9 @@ class Target:
             return jax.devices()
         if self.kind == "tpu":
             name = f"{self.name}:{'x'.join(map(str, self.shape))}"
-            host = {"chips_per_host_bounds": own} if (own := self.small_host) else {}
+            told = {"chips_per_host_bounds": own} if (own := self.small_host) else {}
             devices = topologies.get_topology_desc(
-                platform="tpu", topology_name=name, **host
+                platform="tpu", topology_name=name, **told
             ).devices
         else:
             known = chip(self.name)
