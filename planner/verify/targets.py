@@ -70,9 +70,11 @@ class Target:
     def small_host(self) -> tuple[int, ...]:
         """Chips of one host along each dim of a TPU slice that whole hosts do not make up, as one
         chip alone; () elsewhere."""
+        if self.kind != "tpu":
+            return ()
         chips = (*self.shape, 1)[:3]
         own = tuple(gcd(n, most) for n, most in zip(chips, HOST_CHIPS, strict=True))
-        return own if self.kind == "tpu" and own != HOST_CHIPS else ()
+        return own if own != HOST_CHIPS else ()
 
     def environment(self) -> Mapping[str, str]:
         """Variables of the process that compiles, beside those of every worker."""
