@@ -120,6 +120,7 @@ def cost_of(made: Handover) -> str:
         [
             *table(rows, right=(1, 2, 3)),
             *(f"not said there, not priced: {x}" for x in made.inexpressible),
+            *(f"not said there: {x}" for x in made.to_set),
         ]
     )
 

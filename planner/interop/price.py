@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.units import show_bytes
+from costmodels.optimizers import DEFAULT_OPTIMIZER
 from costmodels.precision import load_recipe
 from costmodels.runtimes import as_framework
 from planner.analysis.facts import GraphFacts
@@ -65,11 +66,13 @@ class Row:
 class Handover:
     """text: the settings; rows: the plan, the same under the splits that degrees mean, then
     rounding by rounding; inexpressible: what the launcher has no setting for and no price has;
-    behind: what goes behind the file where it is read again."""
+    to_set: what is priced and no part of what is written; behind: what goes behind the file where
+    it is read again."""
 
     text: str
     rows: tuple[Row, ...]
     inexpressible: tuple[str, ...]
+    to_set: tuple[str, ...] = ()
     behind: tuple[str, ...] = ()
 
 
@@ -160,8 +163,19 @@ def hand_over(strategy: Strategy, source: str | Path, to: str, suffix: str = "")
         write(settings, facts),
         tuple(rows),
         tuple(inexpressible),
+        _to_set(strategy, to),
         tuple(behind(launcher, settings, suffix)),
     )
+
+
+def _to_set(strategy: Strategy, to: str) -> tuple[str, ...]:
+    """What a plan is priced with that is no part of a layout, where it is not what launchers do
+    unasked."""
+    training = strategy.workload.get("training") or {}
+    optimizer = str(training.get("optimizer", DEFAULT_OPTIMIZER))
+    if optimizer == DEFAULT_OPTIMIZER:
+        return ()
+    return (f"the optimizer: the plan is priced with {optimizer}, {to} takes its own unless told",)
 
 
 def styled(model: Model, request: Request, settings: Settings, plan: Strategy) -> Settings:

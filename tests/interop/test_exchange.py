@@ -1211,3 +1211,17 @@ def test_groups_of_a_plan_are_handed_over(tmp_path: Path) -> None:
         path.write_text(rows.text)
         assert read_configuration(path, 8, launcher.NAME).settings.zero_group == 4
         assert not any("groups" in row.reason for row in rows.rows)
+
+
+@pytest.mark.parametrize(("optimizer", "said"), [("adamw", False), ("muon", True)])
+def test_an_optimizer_that_is_not_written_is_said(optimizer: str, said: bool) -> None:
+    """Settings are of layouts: who runs them with the launcher's own optimizer has another step
+    and other bytes than the plan."""
+    made = planner.plan(
+        LLAMA, devices=4, batch=16, optimizer=optimizer, launcher="megatron", baselines=False
+    )
+    handed = hand_over(made, LLAMA, "megatron")
+    assert bool(handed.to_set) == said
+    assert (
+        any(f"optimizer: the plan is priced with {optimizer}" in x for x in handed.to_set) == said
+    )
