@@ -30,7 +30,11 @@ from planner.emit.runtime.files.tables import (
     SCATTER_EACH_MICROBATCH,
 )
 from planner.emit.runtime.step.clip import decays
-from planner.emit.runtime.step.reduce_shard_map import reduced_last, scattered_each
+from planner.emit.runtime.step.reduce_shard_map import (
+    piece_of_microbatch,
+    reduced_last,
+    scattered_each,
+)
 from planner.emit.runtime.step.squares import squares
 from planner.emit.runtime.step.state_host import on_device, state_at, update_offloaded, updated_cut
 
@@ -85,9 +89,9 @@ def add_gradients(sums, grads):
     """Sums over microbatches with one more."""
 
     def added(key, total, gradient):
-        axes, dim = scattered_each(key)
         if key not in OFFLOADED:
-            return total + reduce_gradient(gradient, (), axes, dim)
+            return total + piece_of_microbatch(key, gradient)
+        axes, dim = scattered_each(key)
         dim = row_dim(key, dim)
         return by_row(key, lambda t, g: t + reduce_gradient(g, (), axes, dim), total, gradient)
 

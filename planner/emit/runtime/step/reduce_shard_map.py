@@ -41,13 +41,20 @@ def no_gradients(params):
     return {key: zeros_like_piece(p, *scattered_each(key)) for key, p in params.items()}
 
 
-def add_gradients(sums, grads):
-    """Sums over microbatches with one more. What is scattered in every microbatch is held apart
+def piece_of_microbatch(key, gradient):
+    """A gradient of one microbatch, scattered if each one's is. What is scattered is held apart
     from its sum: the TPU's compiler would add up whole gradients, and scatter their sum last."""
-    grads = {key: reduce_gradient(g, (), *scattered_each(key)) for key, g in grads.items()}
-    pieces = [key for key in grads if SCATTER_EACH_MICROBATCH or key in GATHERED]
-    grads |= {key: lax.optimization_barrier(grads[key]) for key in pieces}
-    return jax.tree.map(jnp.add, sums, grads)
+    piece = reduce_gradient(gradient, (), *scattered_each(key))
+    if SCATTER_EACH_MICROBATCH or key in GATHERED:
+        return lax.optimization_barrier(piece)
+    return piece
+
+
+def add_gradients(sums, grads):
+    """Sums over microbatches with one more."""
+    return jax.tree.map(
+        jnp.add, sums, {key: piece_of_microbatch(key, g) for key, g in grads.items()}
+    )
 
 
 def reduced_last(key, gradient):
