@@ -245,6 +245,8 @@ class Operator:
     of convolutions: its result is a copy in theirs, which no other kernel makes again."""
     adds: tuple[int, ...] = ()
     """Operands whose gradient is the result's, summed over the dims that the operand has not."""
+    commutes: bool = False
+    """Whether its two operands may change places."""
     rearranges: bool = False
     """Whether the operand's gradient is the result's, with its elements in another order."""
 

@@ -200,7 +200,15 @@ for _name, _pattern in _BINARY.items():
 for _name, _pattern in _COMPARE.items():
     register(Operator(_name, pointwise_rule, _text(_pattern), saves="", fusible=True))
 register(
-    Operator("Add", _linear_in(0, 1), _text("({0} + {1})"), saves="", fusible=True, adds=(0, 1)),
+    Operator(
+        "Add",
+        _linear_in(0, 1),
+        _text("({0} + {1})"),
+        saves="",
+        fusible=True,
+        adds=(0, 1),
+        commutes=True,
+    ),
     Operator("Sub", _linear_in(0, 1), _text("({0} - {1})"), saves="", fusible=True, adds=(0,)),
     Operator("Neg", _linear_in(0), _text("(-{0})"), saves="", fusible=True),
     Operator(
@@ -220,6 +228,7 @@ register(
         saves="in",
         fusible=True,
         gradient=bilinear,
+        commutes=True,
         starts_at_one=(0, 1),
     ),
     Operator("Div", _scaled, _div, saves="in", fusible=True, gradient=_division),

@@ -18,7 +18,6 @@ from costmodels.optimizers import OPTIMIZERS
 from planner.errors import PlanError
 from planner.graph.findings import TRAINING
 from planner.graph.ir import Graph
-from planner.graph.repeats import hoist
 from planner.graph.rescale import Scaled, same
 from planner.graph.value_digest import value_bytes
 from planner.ops.matrices import hidden_matrices
@@ -26,6 +25,7 @@ from planner.reader import read_model
 from planner.reader.onnx.file import load
 from planner.reader.onnx.norm_records import folded_norms
 from planner.support.model_folder import model_file
+from planner.workload.block_order import in_blocks
 from planner.workload.host_tables import with_host_tables
 from planner.workload.routing import Spread, with_routing
 from planner.workload.train_eval_mode import evaluation, mode_notes
@@ -321,7 +321,7 @@ class Model:
                 from planner.workload.loss import prune
 
                 plain = prune(evaluation(plain))
-            hoisted = hoist(plain)
+            hoisted = in_blocks(plain)
             if OPTIMIZERS[self.workload.optimizer].orthogonalises:
                 hoisted = replace(hoisted, orthogonalised=hidden_matrices(hoisted))
             self._graphs[microbatches] = hoisted
