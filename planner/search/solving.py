@@ -26,12 +26,20 @@ from planner.pricing.pricer import Pricer
 from planner.pricing.written_out import ways_of_blocks
 from planner.search.bucketing import price_with_buckets
 from planner.search.keys import model_key, reading_key
-from planner.search.request import Candidate, Progress, Request
+from planner.search.request import TIE_MEMORY, Candidate, Progress, Request
 from planner.search.stage_cuts import with_cuts
 from planner.search.workspace import Workspace
 from planner.solvers.exact.elimination import Scratch
 from planner.solvers.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
-from planner.space.assemble import PICO, Techniques, assemble, least_working, usage_of
+from planner.space.assemble import (
+    PICO,
+    Techniques,
+    assemble,
+    has_liveness,
+    least_usage,
+    least_working,
+    usage_of,
+)
 from planner.space.build import splits_of
 from planner.space.variables import Space
 from planner.workload.model import Model
@@ -240,11 +248,36 @@ class Solving(Workspace):
             return None
         fastest = self.solve(replace(problem, usage_limit=least))
         found = fastest if fastest.choice else replace(solved, bound=None)
+        found = self._less_at_once(space, techniques, found, below)
         if (
             sum(usage_of(space, techniques, found.choice)) >= below
         ):  # known before the whole plan is priced
             return None
         return self.price(space, mesh, techniques, found, label, copies=copies)
+
+    def _less_at_once(
+        self, space: Space, techniques: Techniques, found: Solution, below: float
+    ) -> Solution:
+        """Of forward passes, a choice with less at the point of most memory than one that keeps the
+        least, as what lives only for a while weighs more there: where there is any that is below
+        it and what is to be beaten, by halving what lies between that and what every choice
+        needs."""
+        if space.base.training or not has_liveness(space):
+            return found
+        least = least_usage(space, techniques)
+        most = min(sum(usage_of(space, techniques, found.choice)), below)
+        limit = most * (1 - TIE_MEMORY)
+        while limit > least:
+            solved = self.solve(assemble(space, techniques, limit, liveness=True))
+            size = sum(usage_of(space, techniques, solved.choice)) if solved.choice else np.inf
+            if size < most:
+                found, most = solved, size
+            elif limit < most * (1 - 2 * TIE_MEMORY):
+                least = limit
+            else:
+                break
+            limit = min((least + most) / 2, most * (1 - TIE_MEMORY))
+        return found
 
     def with_recompute(self, candidate: Candidate, recompute: str) -> Candidate | None:
         """A priced plan with another way to recompute, all else as it is."""

@@ -41,7 +41,7 @@ from planner.sharding.rule import Split
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.axis_choices import axis_choices
 from planner.space.handover import handover_s
-from planner.space.live_spans import Kept, Span, live_spans
+from planner.space.live_spans import Kept, Span, forward_spans, live_spans
 from planner.space.liveness_points import (
     above_saved,
     beside_sums,
@@ -173,14 +173,17 @@ def recomputes(space: Space, techniques: Techniques) -> str:
 
 
 def has_liveness(space: Space) -> bool:
-    """Whether workspaces are told apart by the operators that have them."""
-    return not has_uneven_stages(space) and not space.base.written_out
+    """Whether what lives only for a while is told apart by the operators that have it."""
+    forward = not space.base.training
+    return not has_uneven_stages(space) and (forward or not space.base.written_out)
 
 
 def _live(space: Space, techniques: Techniques) -> list[Span]:
     """When what is on a device (planner.space.live_spans)."""
     zero, micro = techniques.zero_stage, techniques.microbatches
     state, saved = _state_and_saved(space, techniques, uncut=False)
+    if not space.base.training:
+        return forward_spans(space, state + saved)
     kept = Kept(
         state,
         saved,

@@ -124,12 +124,19 @@ def above_saved(
     return live.peak - given - float((saved - inputs).sum())
 
 
-def forward_bytes(space: Space, choice: np.ndarray) -> float:
-    """The most bytes that a forward pass alone has beside weights and the graph's results."""
-    arrays, base, key = arrays_of(space), space.base, "variables of nodes"
+def variables_of_nodes(space: Space) -> np.ndarray:
+    """The variable that decides each node of the graph. [nodes]"""
+    key = "variables of nodes"
     if key not in space.memo:
         rows = {v.node: k for k, v in enumerate(space.variables) if v.kind == "op"}
-        space.memo[key] = np.array([rows[i] for i in base.shared], np.int64)
-    at = (arrays.first + choice)[space.memo[key]]
-    passing = passing_bytes(base.passing, arrays.costs.passing_bytes[at])
+        space.memo[key] = np.array([rows[i] for i in space.base.shared], np.int64)
+    result: np.ndarray = space.memo[key]
+    return result
+
+
+def forward_bytes(space: Space, choice: np.ndarray) -> float:
+    """The most bytes that a forward pass alone has beside weights and the graph's results."""
+    arrays = arrays_of(space)
+    at = (arrays.first + choice)[variables_of_nodes(space)]
+    passing = passing_bytes(space.base.passing, arrays.costs.passing_bytes[at])
     return float((passing + arrays.workspace[False, False][at]).max(initial=0.0))
