@@ -72,6 +72,7 @@ from planner.space.assemble import (
     has_liveness,
     least_usage,
     least_working,
+    may_write_out,
     usage_of,
 )
 from planner.space.variables import Space
@@ -857,6 +858,20 @@ class BestFirst:
         """Solve again within the room that is left until the whole plan fits, which is then priced;
         the node's bound, None where nothing of it fits. solved, verdict: without a limit."""
         limit, worth, bound = self.limit, self._to_beat, node.bound
+        if may_write_out(space, node.techniques) and (
+            sum(usage_of(space, node.techniques, solved.choice)) > limit
+        ):  # the problem counts the bytes of loops, which may be more
+            written_out = self.search.price(
+                space,
+                self.meshes[node.mesh],
+                node.techniques,
+                solved,
+                self.label,
+                self.unit_s,
+                self._copies,
+            )
+            if self._take(written_out):
+                return bound
         room = most = limit - least_working(space, node.techniques)
         # The limit is first that of what is kept beside the least that any operator needs.
         liveness = False

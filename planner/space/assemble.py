@@ -254,8 +254,12 @@ def uncut_up_to(space: Space) -> float:
 def _written_out(space: Space, techniques: Techniques, copies: str) -> bool:
     """Whether plans may have their blocks written out, which copies nothing: these, or some
     recompute's whose least seconds are asked for."""
-    pricer = space.pricer
-    kept = techniques.zero_stage < 3 and (copies or techniques.recompute == "none")
+    return may_write_out(space, replace(techniques, recompute="none") if copies else techniques)
+
+
+def may_write_out(space: Space, techniques: Techniques) -> bool:
+    """Whether plans of these techniques may have their blocks written out."""
+    pricer, kept = space.pricer, techniques.zero_stage < 3 and techniques.recompute == "none"
     return bool(kept and pricer.mesh.stages == 1 and pricer.writes_out(space.base))
 
 
