@@ -858,20 +858,8 @@ class BestFirst:
         """Solve again within the room that is left until the whole plan fits, which is then priced;
         the node's bound, None where nothing of it fits. solved, verdict: without a limit."""
         limit, worth, bound = self.limit, self._to_beat, node.bound
-        if may_write_out(space, node.techniques) and (
-            sum(usage_of(space, node.techniques, solved.choice)) > limit
-        ):  # the problem counts the bytes of loops, which may be more
-            written_out = self.search.price(
-                space,
-                self.meshes[node.mesh],
-                node.techniques,
-                solved,
-                self.label,
-                self.unit_s,
-                self._copies,
-            )
-            if self._take(written_out):
-                return bound
+        if self._fits_written_out(node, space, solved):
+            return bound
         room = most = limit - least_working(space, node.techniques)
         # The limit is first that of what is kept beside the least that any operator needs.
         liveness = False
@@ -899,20 +887,33 @@ class BestFirst:
                 room, liveness = limit, True
                 continue
             if excess <= 0:
-                candidate = self.search.price(
-                    space,
-                    self.meshes[node.mesh],
-                    node.techniques,
-                    solved,
-                    self.label,
-                    self.unit_s,
-                    self._copies,
-                )
+                candidate = self._whole(node, space, solved)
                 if candidate is None or self._take(candidate):
                     return bound
                 excess = candidate.cost.memory.total - limit
             room = min(room, verdict.peak_usage) - excess
         return bound
+
+    def _fits_written_out(self, node: SearchNode, space: Space, solved: Solution) -> bool:
+        """Whether a choice is too large as the problem has it, with the bytes of loops, and is
+        taken all the same, as it fits with its blocks written out."""
+        return (
+            may_write_out(space, node.techniques)
+            and sum(usage_of(space, node.techniques, solved.choice)) > self.limit
+            and self._take(self._whole(node, space, solved))
+        )
+
+    def _whole(self, node: SearchNode, space: Space, solved: Solution) -> Candidate | None:
+        """A solution of a search node as a whole plan with its price."""
+        return self.search.price(
+            space,
+            self.meshes[node.mesh],
+            node.techniques,
+            solved,
+            self.label,
+            self.unit_s,
+            self._copies,
+        )
 
     def _below(self, problem: Problem, worth: float | None = None) -> float:
         """Units from which on no choice of a problem is wanted, whose costs are rounded. worth:
