@@ -3,17 +3,14 @@ read."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from planner.errors import PlanError
-
-if TYPE_CHECKING:
-    pass
-
 
 TABLES = ".tables"
 """How the names of files of tables end."""
@@ -34,6 +31,17 @@ class Faults:
     cache there would be a plan, so there is one with it."""
 
     told: list[str] = field(default_factory=list)
+    unwritten: str = ""
+    """Why the folder could not be written, in the system's words: nothing is kept, which is no
+    fault of the planner's."""
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Files are written to the folder; where the system refuses, that is noted."""
+        try:
+            yield
+        except OSError as e:
+            self.unwritten = self.unwritten or e.strerror or type(e).__name__
 
     def spare(self, what: str, work: Callable[[], T], otherwise: T) -> T:
         """The result of work on the cache; where that fails, `otherwise`. Errors of users

@@ -102,7 +102,7 @@ class Cache:
         line = _digest(body).encode() + b"\n"
         if len(line) + len(body) > MOST_ENTRY_BYTES:
             return
-        with contextlib.suppress(OSError):
+        with self.faults.writing():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with replacing(path) as out:
                 out.write(line + body)
@@ -118,7 +118,7 @@ class Cache:
         """Write the tables that were made, and make room."""
         kept = [t.keep() for t in self._tables.values()]
         if any(kept):
-            with contextlib.suppress(OSError):
+            with self.faults.writing():
                 self._trim()
 
     @property

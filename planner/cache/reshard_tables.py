@@ -100,7 +100,7 @@ class Tables:
             index[k] = key, at, *table.shape, zlib.crc32(table.data)
             at += table.nbytes
         head = _digest(index.tobytes())
-        with contextlib.suppress(OSError):
+        with self.faults.writing():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with replacing(self.folder / f"{self.machine}-{head.hex()[:16]}{TABLES}") as out:
                 out.write(head + struct.pack("<Q", len(index)) + index.tobytes())

@@ -77,13 +77,18 @@ def cache(args: argparse.Namespace) -> Cache | None:
 
 
 def tell(known: Cache | None) -> None:
-    """Say which searches were spared."""
+    """Say which searches were spared, and where none can be kept."""
     if known is not None and (said := known.said()):
         console.say(said)
     if known is not None and known.faults.told:
         console.say(
             f"the cache failed and was left aside ({known.faults.told[0]}): a fault of the"
             " planner's, the plan stands; MESHWRIGHT_DEBUG=1 shows where"
+        )
+    if known is not None and known.faults.unwritten:
+        console.say(
+            f"nothing is kept for another run: the cache {known.folder} cannot be written"
+            f" ({known.faults.unwritten}); --cache another folder, or --no-cache"
         )
 
 

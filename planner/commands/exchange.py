@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from costmodels.optimizers import DEFAULT_OPTIMIZER
+from costmodels.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from planner.commands import files
 from planner.errors import PlanError
 from planner.support import console
@@ -192,15 +192,34 @@ def opened(args: argparse.Namespace, topology: Topology) -> tuple[Configuration,
         args.config, devices, args.kind, domain_of(topology), args.overrides, layers
     )
     _refuse_contradictions(args, configuration)
-    if args.optimizer == DEFAULT_OPTIMIZER and configuration.keys.optimizer:
-        args.optimizer = configuration.keys.optimizer
     batch = configuration.settings.batch
     model = api.open_model(
         args.model, devices, **{**workload(args), "batch": batch, "tokens_per_step": None}
     )
     hold(configuration.claims, model.plain, args.config)
     _same_length(model, configuration, args.config)
+    unasked = args.workload == "train" and args.optimizer == DEFAULT_OPTIMIZER
+    if unasked and configuration.keys.optimizer:
+        return _with_its_optimizer(args, configuration, model)
     return configuration, model
+
+
+def _with_its_optimizer(
+    args: argparse.Namespace, configuration: Configuration, model: Model
+) -> tuple[Configuration, Model]:
+    """What `opened` returns of a file that names an optimizer that is priced unasked (Muon): with
+    it, or with AdamW's steps alone where all weights of the model take them."""
+    from planner.ops.matrices import hidden_matrices
+
+    optimizer = configuration.keys.optimizer
+    if OPTIMIZERS[optimizer].orthogonalises and not hidden_matrices(model.graph()):
+        note = (
+            f"{optimizer} takes AdamW's steps but for matrices of hidden layers, and the model has"
+            " none: all of it is priced with AdamW"
+        )
+        return replace(configuration, notes=(*configuration.notes, note)), model
+    args.optimizer = optimizer
+    return configuration, model.under(optimizer=optimizer)
 
 
 def precision_of(

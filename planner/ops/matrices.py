@@ -17,10 +17,9 @@ from planner.ops.base import operator_of
 
 
 def hidden_matrices(graph: Graph) -> frozenset[str]:
-    """The weights of a training graph that are matrices of hidden layers. Raises PlanError P024
-    where none is."""
+    """The weights of a training graph that are matrices of hidden layers."""
     heads = _heads(graph)
-    found = frozenset(
+    return frozenset(
         name
         for name in graph.weights
         if min((1, 1, *graph.tensors[name].shape)[-2:]) > 1
@@ -31,6 +30,12 @@ def hidden_matrices(graph: Graph) -> frozenset[str]:
             for i, slot in readers
         )
     )
+
+
+def orthogonalised(graph: Graph) -> frozenset[str]:
+    """The weights of a training graph that Muon orthogonalises. Raises PlanError P024 where there
+    is none: all would take AdamW's steps."""
+    found = hidden_matrices(graph)
     if not found:
         raise PlanError(
             "P024",

@@ -9,10 +9,12 @@ so the printed figures can be checked against each other.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import lcm
 from pathlib import Path
 from typing import Any
 
 from costmodels.hardware.units import show_bytes, show_time
+from planner.machine.mesh_choices import divisors
 from planner.machine.topology import from_json
 from planner.report.findings import finding_line
 from planner.report.notation import extent_names, short_labels
@@ -32,7 +34,7 @@ from planner.serving.targets import Target
 from planner.sharding.notation import cells
 from planner.strategy.notation import spell_weight, weight_groups
 from planner.strategy.strategy import Strategy
-from planner.support.text import LONGEST, Style, count, hang, labelled, pack, short, table
+from planner.support.text import LONGEST, Style, count, hang, labelled, listed, pack, short, table
 
 SHOWN_WEIGHTS = 6
 AIMS = {
@@ -370,6 +372,20 @@ def _layouts(serving: Serving, width: int, style: Style) -> list[str]:
     return lines + (labelled("state", kept, width, style) if kept else [])
 
 
+def _not_tried(serving: Serving) -> list[str]:
+    """Numbers of replicas that would have had unequally many sequences."""
+    sequences, devices = serving.service["concurrency"], serving.step.topology["devices"]
+    uneven = [n for n in divisors(devices) if n <= sequences and sequences % n]
+    if pools_of(serving) or not uneven:
+        return []
+    each = lcm(*uneven)
+    return [
+        f"{listed([f'{n:,}' for n in uneven])} replicas would have unequally many of"
+        f" {sequences_words(sequences)} and were not tried: --concurrency"
+        f" {-(-sequences // each) * each} tries them"
+    ]
+
+
 def _findings(serving: Serving, width: int, style: Style) -> list[str]:
     """What the files of both phases say a user should know, beside the ranges that are shown and
     what speaks of training."""
@@ -377,7 +393,9 @@ def _findings(serving: Serving, width: int, style: Style) -> list[str]:
     texts = dict.fromkeys(
         str(row["text"]) for row in rows if row["kind"] not in ("range", "published")
     )
-    return [line for text in texts for line in finding_line(text, width, style)]
+    return [
+        line for text in [*_not_tried(serving), *texts] for line in finding_line(text, width, style)
+    ]
 
 
 def _table(serving: Serving, width: int, style: Style) -> list[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from costmodels import device_names, load_device
 from costmodels.capacity import capacity
@@ -151,7 +151,7 @@ def _hardware(request: Request, result: SearchResult, model: Model) -> str:
 def _batch(request: Request, model: Model) -> str:
     for batch in _smaller(model.batch):
         try:
-            best = _plan(request, _again(model, batch=batch, tokens_per_step=None))
+            best = _plan(request, model.under(batch=batch, tokens_per_step=None))
         except PlanError:
             continue
         if best is not None:
@@ -169,7 +169,7 @@ def elsewhere(request: Request, model: Model) -> dict[str, Candidate]:
         or not worth(model.plain)
     ):
         return {}
-    plans = {f"tables_{place}": _plan(request, _again(model, tables=place)) for place in PLACES[1:]}
+    plans = {f"tables_{place}": _plan(request, model.under(tables=place)) for place in PLACES[1:]}
     return {key: best for key, best in plans.items() if best is not None}
 
 
@@ -182,19 +182,6 @@ def _tables(request: Request, model: Model) -> str:
         f" {show_time(best[1].cost.step_time_s)})"
         if best
         else ""
-    )
-
-
-def _again(model: Model, **workload: Any) -> Model:
-    """The model under another workload, nothing of it read yet."""
-    return replace(
-        model,
-        workload=replace(model.workload, **workload),
-        _graphs={},
-        _plain=None,
-        _sketches={},
-        _scaled=None,
-        _derives=None,
     )
 
 

@@ -20,7 +20,7 @@ from planner.graph.findings import TRAINING
 from planner.graph.ir import Graph
 from planner.graph.rescale import Scaled, same
 from planner.graph.value_digest import value_bytes
-from planner.ops.matrices import hidden_matrices
+from planner.ops.matrices import orthogonalised
 from planner.reader import read_model
 from planner.reader.onnx.file import load
 from planner.reader.onnx.norm_records import folded_norms
@@ -217,6 +217,18 @@ class Model:
 
         return cls(path.name, workload, devices, path.parent, load(path))
 
+    def under(self, **workload: Any) -> Model:
+        """The model under another workload, nothing of it read yet."""
+        return replace(
+            self,
+            workload=replace(self.workload, **workload),
+            _graphs={},
+            _plain=None,
+            _sketches={},
+            _scaled=None,
+            _derives=None,
+        )
+
     def read(self, batch: int | None, *, part: bool = False) -> Graph:
         """The plain canonical graph at a batch (no loss). part: it is a part of the batch that dims
         and shapes may say."""
@@ -323,7 +335,7 @@ class Model:
                 plain = prune(evaluation(plain))
             hoisted = in_blocks(plain)
             if OPTIMIZERS[self.workload.optimizer].orthogonalises:
-                hoisted = replace(hoisted, orthogonalised=hidden_matrices(hoisted))
+                hoisted = replace(hoisted, orthogonalised=orthogonalised(hoisted))
             self._graphs[microbatches] = hoisted
         return self._graphs[microbatches]
 

@@ -438,6 +438,17 @@ def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
         planner.plan("zoo:mlp-tiny", devices=2, batch=8, cache=tmp_path / "file")
 
 
+def test_a_cache_that_cannot_be_written_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every run searched anew, and nothing said why."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "file" / "below"))
+    call = ["zoo:mlp-tiny", "--devices", "2", "--batch", "8", "-o", str(tmp_path / "it.json")]
+    assert main(call) == 0
+    assert capsys.readouterr().err.count("file/below cannot be written (Not a directory)") == 1
+
+
 def test_where_the_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def folder() -> Path | None:
         found = Cache.chosen()

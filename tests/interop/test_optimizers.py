@@ -55,3 +55,17 @@ def test_an_import_that_names_muon_is_priced_with_it(
         assert main([*call, *more, "-o", f"{wanted}.json"]) == 0
         training = Strategy.load(f"{wanted}.json").workload["training"]
         assert training["optimizer"] == wanted
+
+
+def test_a_model_without_hidden_matrices_is_priced_with_adamw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Muon takes AdamW's steps of all its weights."""
+    monkeypatch.chdir(tmp_path)
+    Path("ds.json").write_text(
+        '{"train_batch_size": 16, "zero_optimization": {"stage": 2}, "optimizer": {"type": "Muon"}}'
+    )
+    call = ["import", "ds.json", "--model", "zoo:resnet-tiny", "--devices", "4", "-o", "it.json"]
+    assert main(call) == 0
+    assert Strategy.load("it.json").workload["training"]["optimizer"] == "adamw"
+    assert "matrices of hidden layers, and the model has none" in capsys.readouterr().err

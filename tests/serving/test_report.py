@@ -49,3 +49,12 @@ def test_only_what_helps_is_said_where_nothing_fits(
         )
     assert len(e.value.help) == len(helps), e.value.help
     assert all(part in said for part, said in zip(helps, e.value.help, strict=True)), e.value.help
+
+
+def test_replicas_that_were_not_tried_are_said() -> None:
+    """Seven sequences on four devices got one replica without a word."""
+    options = {"prompt": 16, "generate": 4, "devices": 4}
+    said = "2 and 4 replicas would have unequally many of 7 sequences and were not tried"
+    text = " ".join(summary(serve("zoo:llama-tiny,cache=1", concurrency=7, **options)).split())
+    assert f"{said}: --concurrency 8 tries them" in text
+    assert "not tried" not in summary(serve("zoo:llama-tiny,cache=1", concurrency=8, **options))
