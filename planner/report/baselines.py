@@ -112,6 +112,10 @@ def ranked(strategy: Strategy) -> list[tuple[str, Mapping[str, Any]]]:
     )
 
 
+MARK, MARK_NOTE = "tie", "; tie: too close to tell apart"
+"""How a row is marked that `ties` with the plan, and what a table says of that."""
+
+
 def ties(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether two plans of one model on one machine are too close to be told apart: each step lies
     within what the other's cannot be told from (of files of earlier versions, its range)."""
@@ -142,7 +146,7 @@ def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:
     notes: list[list[str]] = []
     for key, row in ranked(strategy):
         ratio = row["step_time_s"] / own["step_time_s"] if own["step_time_s"] else 1.0
-        same = "tie" if row["fit"] != "no" and ties(own, row) else ""
+        same = MARK if row["fit"] != "no" and ties(own, row) else ""
         asked = f"with --tables {key.removeprefix('tables_')}" if key in TABLES else ""
         notes.append([t for t in (same, asked, *tuned_phrases(row)) if t])
         rows.append(
@@ -166,7 +170,7 @@ def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:
         if any(row["fit"] == "no" for row in strategy.baselines.values())
         else ""
     )
-    note = f"{tuned_over(strategy)}{none}{unheld(strategy, own)}; tie: too close to tell apart".removeprefix(  # noqa: E501
-        "; "
-    )
+    marked = any(row[5].partition(",")[0] == MARK for row in rows[2:])
+    note = f"{tuned_over(strategy)}{none}{unheld(strategy, own)}{MARK_NOTE if marked else ''}"
+    note = note.removeprefix("; ")
     return [*lines, *(style.dim(line) for line in hang("", note, width))]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.execution.techniques import phrases, read_table
-from planner.report.baselines import baseline_name, ranked, ties, unheld
+from planner.report.baselines import MARK, MARK_NOTE, baseline_name, ranked, ties, unheld
 from planner.report.summary import machine, title
 from planner.report.verdict import of_plans
 from planner.sharding.notation import spell_rule
@@ -37,7 +37,7 @@ def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: b
     out = [["", "step", "relative", "memory", "fits", "MFU", "gap", "search", "how"]]
     out += _solver_rows(rows, style)
     lines: list[str] = []
-    among = unpinned = ""
+    among = unpinned = tie = ""
     if plans:
         _, s = plans[0]
         head = f"{title(s)} on {machine(s)}, {s.workload['kind']}, batch {s.workload['batch']:,}"
@@ -45,11 +45,12 @@ def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: b
         best = min((p.costs for _, p in plans), key=lambda c: c["step_time_s"])
         out += _baseline_rows(s, best, style)
         among, unpinned = of_plans(s), unheld(s, best)
+        tie = MARK_NOTE if any(ties(best, row) for row in s.baselines.values()) else ""
     drop = (5, 7) if width < WIDE else ()  # MFU and search time
     out = [[c for i, c in enumerate(row) if i not in drop] for row in out]
     note = (
         f"gap: how far above what is proven of the meshes tried{among}; relative: to the best"
-        f" solver; tie: too close to tell apart; baselines are tuned too{unpinned}"
+        f" solver{tie}; baselines are tuned too{unpinned}"
     )
     shown = roomy(out, width, (1, 2, 3, 5) if drop else (1, 2, 3, 5, 6, 7))
     return "\n".join([*lines, *shown, *(style.dim(line) for line in hang("", note, width))])
@@ -83,7 +84,7 @@ def _baseline_rows(s: Strategy, best: Mapping[str, Any], style: Style) -> list[l
     """A row per baseline, those that fit first; best: costs of the best plan."""
     out = []
     for key, row in ranked(s):
-        parts = (mesh_words(row["mesh"]), tuned_words(row), "tie" if ties(best, row) else "")
+        parts = (mesh_words(row["mesh"]), tuned_words(row), MARK if ties(best, row) else "")
         how = ", ".join(text for text in parts if text)
         cost = _cost(row, best["step_time_s"], style)
         out.append([baseline_name(key, row), *cost, "", "", how])

@@ -827,6 +827,7 @@ def test_what_does_not_fit_ties_with_nothing() -> None:
             )
         ).text
         assert ("tie" in made.partition("Whiskers")[0]) == tie
+        assert ("a tie is" in made) == tie
 
 
 def test_bars_of_stages_have_no_lines_between_ticks() -> None:

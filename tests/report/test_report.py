@@ -217,6 +217,7 @@ def test_narrow_comparisons_keep_the_tie_and_what_does_not_fit_ties_with_nothing
         assert "tie" in last and len(last) <= width
     text = summary(replace(gpt, baselines={key: {**row, "fit": "no"}}), 120)
     assert "   tie" not in text and "16 microbatches" in text
+    assert "tie" not in text.partition("each tuned")[2]  # nor is the word explained
 
 
 def test_explain_with_the_model_shows_layouts_and_collectives() -> None:
