@@ -25,12 +25,13 @@ def lost_nodes_text(s: Strategy, lost: LostNodes, width: int = 100, colour: bool
     """A row for today's step, one for a slow node, one for each way to go on without."""
     style = Style(colour)
     rows = [["", "devices", "step", "relative", "work kept", "memory", "the plan then"]]
-    rows.append(_row(lost, "all nodes", lost.devices, lost.today_s, "", "as it is"))
+    today = show_bytes(lost.today_bytes)
+    rows.append(_row(lost, "all nodes", lost.devices, lost.today_s, today, "as it is"))
     named = _named(lost.nodes)
     if lost.slow is not None:
         share, seconds = lost.slow
         said = f"{named} at {percent(share)}"
-        rows.append(_row(lost, said, lost.devices, seconds, "", "as it is: all wait"))
+        rows.append(_row(lost, said, lost.devices, seconds, today, "as it is: all wait"))
     for one in lost.without:
         said = f"without {named}"
         if one.plan is None:
@@ -128,6 +129,7 @@ def lost_nodes_json(lost: LostNodes) -> dict[str, Any]:
         "nodes_of_machine": lost.of,
         "devices": lost.devices,
         "step_time_s": lost.today_s,
+        "memory_per_device_bytes": lost.today_bytes,
         "without": without,
         **slow,
     }

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -76,15 +77,20 @@ def compile_ahead(
     passes: Path | None = None,
 ) -> Compiled:
     """Compile the training step (or the forward pass) of a program for a target. passes: a folder
-    for dumps after every pass.
+    for dumps after every pass. Products are as precise as the program asks for where it computes in
+    float32 (`command_line` of planner/emit/runtime/files/frame.py).
 
     Needs jax and the target's environment. Whatever the compiler raises is left to the caller.
     """
+    import jax
+
     from planner.verify.numerics import load_program
 
-    lowered = lowered_for(
-        load_program(program, compute=compute), workload, target.compile_devices(devices)
-    )
+    asked = jax.default_matmul_precision("highest") if compute == "float32" else nullcontext()
+    with asked:
+        lowered = lowered_for(
+            load_program(program, compute=compute), workload, target.compile_devices(devices)
+        )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = passes or Path(name)
         options = {"xla_dump_to": str(folder), "xla_dump_hlo_pass_re": ".*" if passes else ""}

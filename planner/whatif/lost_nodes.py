@@ -46,7 +46,8 @@ class Without:
 
 @dataclass(frozen=True)
 class LostNodes:
-    """nodes: those asked about, of `of`; today_s: a step with all of them. slow: (share of its
+    """nodes: those asked about, of `of`; today_s, today_bytes: a step with all of them, and
+    what it takes of a device's memory. slow: (share of its
     speed, seconds of a step that waits for it), None where the node is missing. pays_below: the
     share below which a step without it is shorter; 0: never, 1: at every share."""
 
@@ -54,6 +55,7 @@ class LostNodes:
     of: int
     devices: int
     today_s: float
+    today_bytes: int
     without: tuple[Without, ...]
     slow: tuple[float, float] | None = None
     pays_below: float = 0.0
@@ -85,10 +87,10 @@ def slow_node(strategy: Strategy, source: str | Path, node: int, share: float) -
     if nodes_of(topology) > 1:
         lost = _without(strategy, model, topology, [node])
     else:
-        lost = LostNodes((node,), 1, topology.devices, _step_s(strategy, model, topology), ())
+        lost = LostNodes((node,), 1, topology.devices, *_today(strategy, model, topology), ())
 
     def step_s(at: float) -> float:
-        return _step_s(strategy, model, with_slow_node(topology, node, at))
+        return _today(strategy, model, with_slow_node(topology, node, at))[0]
 
     pays = 0.0
     if lost.best is not None and (limit := lost.best.step_s) is not None:
@@ -108,13 +110,15 @@ def _without(
         tuple(nodes),
         nodes_of(topology),
         topology.devices,
-        _step_s(strategy, model, topology),
+        *_today(strategy, model, topology),
         tuple(_planned(strategy, model, machine) for machine in machines),
     )
 
 
-def _step_s(strategy: Strategy, model: Model, topology: Topology) -> float:
-    return reprice(strategy, model, topology).cost.step_time_s
+def _today(strategy: Strategy, model: Model, topology: Topology) -> tuple[float, int]:
+    """Seconds of the plan's step on a machine, bytes of a device."""
+    cost = reprice(strategy, model, topology).cost
+    return cost.step_time_s, cost.memory.total
 
 
 def _planned(strategy: Strategy, model: Model, machine: Topology) -> Without:

@@ -788,6 +788,23 @@ def test_products_of_bfloat16_programs_multiply_bfloat16(source: str) -> None:
     assert products and not [p for p in wide if p[0].count("x") < 5]
 
 
+def test_float32_is_compiled_as_precise_as_programs_run_it() -> None:
+    """GPUs multiply float32 as TF32 where nothing is said, and programs say it."""
+    import jax
+
+    from planner.emit.program import emit
+    from planner.execution.plan import Plan
+    from planner.verify.ahead import compile_ahead
+    from planner.workload.model import Model, Workload
+
+    graph = Model.open("zoo:mlp-tiny", Workload(kind="train", batch=4), 1).graph(1)
+    program = emit(graph, Plan((("data", 8),), {}), workload="train")
+    with jax.default_matmul_precision("default"):
+        text = compile_ahead(program, "train", Target("cpu"), "float32", 8).text
+    products = re.findall(r" dot\(.*", text)
+    assert products and all("operand_precision={highest,highest}" in p for p in products)
+
+
 def lowered(program: Any) -> str:
     """StableHLO of a program's step on one device, nothing compiled."""
     import jax

@@ -65,6 +65,7 @@ def test_a_missing_node_is_planned_without(planned: planner.Strategy) -> None:
     lost = without_nodes(planned, MODEL, [2])
     assert lost.of == 4 and lost.devices == 32 and lost.slow is None
     assert lost.today_s == pytest.approx(planned.costs["step_time_s"], rel=1e-5)
+    assert lost.today_bytes == planned.costs["memory_per_device_bytes"]
     assert [w.devices for w in lost.without] == [24]  # 96 samples divide over 24 devices, too
     fresh = planner.plan(MODEL, devices=24, batch=96, baselines=False)
     assert lost.best is not None and lost.best.step_s == fresh.costs["step_time_s"]
@@ -90,6 +91,7 @@ def test_words_and_json(
     assert main(["explain", str(file), "--without", "2"]) == 0
     text = capsys.readouterr().out
     assert "all nodes" in text and "without node 2" in text and "24" in text
+    assert text.count("iB  ") == 2  # of both plans
     assert main(["explain", str(file), "--slow", "1=0.5", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["slow"]["share"] == 0.5 and told["nodes"] == [1] and told["without"]
