@@ -10,9 +10,11 @@ export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test checks tests slow lint docs clean
 
+# Half of an installation is compiling all modules of all packages, of which Python compiles those
+# that are imported by itself.
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]'
 	touch $(STAMP)
 
 demo: $(STAMP)

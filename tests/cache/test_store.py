@@ -81,7 +81,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_model_has_the_plan_it_has_without(
     name: str, folders: Callable[[str], Path]

@@ -139,7 +139,7 @@ WRONG: list[tuple[str, str, str, Callable[..., Any]]] = [
 ]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("name", "where", "figure", "instead"),
     WRONG,
