@@ -48,30 +48,13 @@ def memory_of(
     base: GraphFacts, flow: Flow, stages: StageAssignment, pricer: Pricer
 ) -> FrameworkMemory:
     """Read a flow; of the pricer only types and mesh matter."""
-    graph, mesh, recipe = base.graph, dict(flow.plan.mesh), pricer.recipe
-    parameters, gradients, state = dict[str, float](), dict[str, float](), dict[str, float]()
-    for n, w in flow.weights.items():
-        t = graph.tensors[n]
-        stored, full, cut = (
-            float(prod(local_shape(t.shape, layout, mesh)))
-            for layout in (stored_layout(w), w.layout, cut_layout(w))
-        )
-        parameters[n] = stored * (
-            recipe.parameter_bytes if t.is_float else pricer.itemsize(t.dtype)
-        )
-        gradients[n] = (
-            (cut if w.zero_stage >= 2 and w.zero_dim >= 0 else full)
-            * recipe.gradient_bytes
-            * (n in flow.grad)
-        )
-        less = recipe.matrix_less_bytes * (n in graph.orthogonalised)
-        state[n] = cut * (recipe.state_bytes - less) * (n in flow.grad)
+    kept = _kept_bytes(base, flow, stages, pricer)
     activations = _activations(base, flow, stages, pricer)
     return FrameworkMemory(
         stage_blocks=stages.stage_blocks,
-        parameters=tuple(stage_sums(base, flow, stages, parameters)),
-        gradients=tuple(stage_sums(base, flow, stages, gradients)),
-        state=tuple(stage_sums(base, flow, stages, state)),
+        parameters=kept["parameters"],
+        gradients=kept["gradients"],
+        state=kept["state"],
         gathered=_gathered(base, flow, stages, pricer),
         results=activations.results,
         again=activations.again,
@@ -86,6 +69,32 @@ def memory_of(
         recompute=flow.plan.recompute,
         layers_before=attentions_before(base, stages.first),
     )
+
+
+def _kept_bytes(
+    base: GraphFacts, flow: Flow, stages: StageAssignment, pricer: Pricer
+) -> dict[str, tuple[float, ...]]:
+    """Bytes of parameters, gradients and optimizer state of each stage."""
+    graph, mesh, recipe = base.graph, dict(flow.plan.mesh), pricer.recipe
+
+    def parameters(n: str) -> float:
+        t = graph.tensors[n]
+        stored = float(prod(local_shape(t.shape, stored_layout(flow.weights[n]), mesh)))
+        return stored * (recipe.parameter_bytes if t.is_float else pricer.itemsize(t.dtype))
+
+    def gradients(n: str) -> float:
+        w = flow.weights[n]
+        layout = cut_layout(w) if w.zero_stage >= 2 and w.zero_dim >= 0 else w.layout
+        size = float(prod(local_shape(graph.tensors[n].shape, layout, mesh)))
+        return size * recipe.gradient_bytes * (n in flow.grad)
+
+    def state(n: str) -> float:
+        cut = float(prod(local_shape(graph.tensors[n].shape, cut_layout(flow.weights[n]), mesh)))
+        less = recipe.matrix_less_bytes * (n in graph.orthogonalised)
+        return cut * (recipe.state_bytes - less) * (n in flow.grad)
+
+    of_weight = {"parameters": parameters, "gradients": gradients, "state": state}
+    return {name: tuple(stage_sums(base, stages, size)) for name, size in of_weight.items()}
 
 
 def _activations(
@@ -165,7 +174,7 @@ def option_bytes(
 def _gathered(base: GraphFacts, flow: Flow, stages: StageAssignment, pricer: Pricer) -> float:
     """Bytes of the weights that ZeRO stage 3 gathers at a time: one block's, or those outside."""
     sizes: dict[str, float] = {}
-    for name, place in placed_weights(base, flow, stages):
+    for name, place in placed_weights(base, stages):
         w = flow.weights[name]
         if w.zero_stage == 3 and w.zero_dim >= 0:
             gathered = _local_elements(flow, name, w.layout) * pricer.recipe.parameter_bytes

@@ -23,12 +23,9 @@ def weight_flops(shape: tuple[int, ...], weight: WeightPlan, mesh: Mapping[str, 
     return blocks.flops / group(weight.zero_axes if weight.zero_stage else (), mesh)
 
 
-def orthogonalising_flops(flow: Flow) -> Mapping[str, float]:
-    """Weight -> FLOPs of a device's part of its products, 0 of those that have none."""
-    graph, mesh = flow.graph, dict(flow.plan.mesh)
-    return {
-        name: weight_flops(graph.tensors[name].shape, weight, mesh)
-        if name in graph.orthogonalised and name in flow.grad
-        else 0.0
-        for name, weight in flow.weights.items()
-    }
+def orthogonalising_flops(flow: Flow, name: str) -> float:
+    """FLOPs of a device's part of the products of a weight, 0 of one that has none."""
+    if name not in flow.graph.orthogonalised or name not in flow.grad:
+        return 0.0
+    shape = flow.graph.tensors[name].shape
+    return weight_flops(shape, flow.weights[name], dict(flow.plan.mesh))

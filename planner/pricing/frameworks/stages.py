@@ -8,7 +8,7 @@ lay them out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from costmodels.frameworks.step_time import AFTER, BEFORE, BLOCKS
@@ -101,25 +101,30 @@ def _parameters(base: GraphFacts, pipeline: Pipeline, products: bool) -> dict[st
     return sizes
 
 
-def placed_weights(base: GraphFacts, flow: Flow, stages: StageAssignment) -> list[tuple[str, str]]:
+def placed_weights(base: GraphFacts, stages: StageAssignment) -> tuple[tuple[str, str], ...]:
     """(weight, place) of every weight, a block's once: a weight read in two places (a tied table)
-    belongs to the first."""
-    weights = []
-    for name in flow.weights:
-        i = min((i for i, _ in base.graph.consumers.get(name, ())), default=-1)
-        if i >= 0 and not stages.first + stages.period <= i < stages.end:
-            weights.append((name, stages.place(i)))
-    return weights
+    belongs to the first. Kept with the graph: it is asked for several times by every price."""
+    end = stages.first + stages.period
+    key = "placed weights", stages.first, end, stages.end
+    if key not in base.graph.memo:
+        firsts = (
+            (name, min((i for i, _ in base.graph.consumers.get(name, ())), default=-1))
+            for name in base.graph.weights
+        )
+        base.graph.memo[key] = tuple(
+            (name, stages.place(i)) for name, i in firsts if i >= 0 and not end <= i < stages.end
+        )
+    known: tuple[tuple[str, str], ...] = base.graph.memo[key]
+    return known
 
 
 def stage_sums(
-    base: GraphFacts, flow: Flow, stages: StageAssignment, sizes: Mapping[str, float]
+    base: GraphFacts, stages: StageAssignment, size_of: Callable[[str], float]
 ) -> list[float]:
     """What each stage has of a figure per weight."""
-    placed = placed_weights(base, flow, stages)
-    sums = {
-        place: sum(sizes[n] for n, at in placed if at == place) for place in (BEFORE, BLOCKS, AFTER)
-    }
+    sums = {BEFORE: 0.0, BLOCKS: 0.0, AFTER: 0.0}
+    for name, place in placed_weights(base, stages):
+        sums[place] += size_of(name)
     last = len(stages.stage_blocks) - 1
     return [
         blocks * sums[BLOCKS] + (s == 0) * sums[BEFORE] + (s == last) * sums[AFTER]

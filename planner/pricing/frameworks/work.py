@@ -7,9 +7,11 @@ planner.execution.collectives; how they and the kernels follow one another is th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import prod
+from operator import attrgetter
 
 from costmodels.frameworks.kernels import KernelNeed
 from costmodels.frameworks.step_time import (
@@ -71,7 +73,9 @@ def work_of(
         optimizer_bytes_less=2
         * pricer.recipe.matrix_less_bytes
         * _updated(base, flow, stages, matrices=True),
-        orthogonalising_flops=max(stage_sums(base, flow, stages, orthogonalising_flops(flow))),
+        orthogonalising_flops=max(
+            stage_sums(base, stages, lambda name: orthogonalising_flops(flow, name))
+        ),
     )
 
 
@@ -82,17 +86,29 @@ def merged_uses(
     the parameters' type there, and may be sent in a wider one. Sequences are read in the order of
     a balanced ring: no halves change places; matrices stay whole on one of the replicas
     (planner.pricing.frameworks.orthogonalising)."""
-    counts: dict[CollectiveUse, int] = {}
-    recipe = pricer.recipe
-    wider = recipe.reduction_bytes / recipe.parameter_bytes
+    wider = pricer.recipe.reduction_bytes / pricer.recipe.parameter_bytes
+    alike: dict[tuple[object, ...], tuple[CollectiveUse, int]] = {}
+    counts: Counter[tuple[object, ...]] = Counter()
     for use in collectives.collectives(flow, runs, pricer.itemsize):
         if use.halved or use.of_matrices:
             continue
-        alike = replace(use, what="", count=0)
+        payload = use.payload_bytes
         if use.phase == "gradient" and use.kind in SUMS:
-            alike = replace(alike, payload_bytes=int(use.payload_bytes * wider))
-        counts[alike] = counts.get(alike, 0) + use.count
-    return tuple(replace(use, count=n) for use, n in counts.items())
+            payload = int(payload * wider)
+        key = (payload, *_but_whom_and_size(use))
+        alike.setdefault(key, (use, payload))
+        counts[key] += use.count
+    return tuple(
+        replace(use, what="", payload_bytes=payload, count=counts[key])
+        for key, (use, payload) in alike.items()
+    )
+
+
+_but_whom_and_size = attrgetter(
+    *(f.name for f in fields(CollectiveUse) if f.name not in {"what", "count", "payload_bytes"})
+)
+"""What collectives have in common that may be counted as one, beside their bytes: records made and
+hashed for each of a large model's thousands take most of a price."""
 
 
 def expert_axes(base: GraphFacts, flow: Flow) -> tuple[str, ...]:
@@ -107,16 +123,19 @@ def _kernels(
     base: GraphFacts, flow: Flow, stages: StageAssignment, pricer: Pricer, *, again: bool = False
 ) -> tuple[tuple[str, float, KernelNeed], ...]:
     """Work.kernels; again: Work.again, none where the plan has none."""
-    counts: dict[tuple[int, Split, str], float] = {}
     if again and flow.plan.recompute != "block-keep":
         return ()
-    for i, node in enumerate(base.graph.nodes):
+    # By id: splits of repeats are one object, and take long to hash.
+    counts: dict[tuple[int, int, str], float] = {}
+    splits = {id(split): split for split in flow.splits}
+    for i, (node, split) in enumerate(zip(base.graph.nodes, flow.splits, strict=True)):
         if not operator_of(node.op).free and (not again or made_again(base, i, pricer.runtime)):
             place = stages.place(i)
-            key = (base.shared[i], flow.split(i), place)
+            key = (base.shared[i], id(split), place)
             counts[key] = counts.get(key, 0.0) + (1 / stages.repeats if place == BLOCKS else 1.0)
     needs: dict[tuple[str, KernelNeed], float] = {}
-    for (i, split, place), n in counts.items():
+    for (i, number, place), n in counts.items():
+        split = splits[number]
         need = need_of(base, i, split, *local_bytes(base, i, split, pricer), pricer)
         needs[place, need] = needs.get((place, need), 0.0) + n
     return tuple((place, n, need) for (place, need), n in needs.items())
@@ -152,26 +171,28 @@ def _times(stages: StageAssignment, microbatches: int) -> dict[str, int]:
 def _summed(base: GraphFacts, flow: Flow, stages: StageAssignment) -> tuple[float, ...]:
     """Work.gradient_elements: of pieces from ZeRO stage 2 on, else of whole gradients."""
     graph, mesh = flow.graph, dict(flow.plan.mesh)
-    local = dict.fromkeys(flow.weights, 0.0)
-    for n, w in flow.weights.items():
-        if n in flow.grad:
-            layout = cut_layout(w) if w.zero_stage >= 2 else w.layout
-            local[n] = float(prod(local_shape(graph.tensors[n].shape, layout, mesh)))
-    return tuple(stage_sums(base, flow, stages, local))
+
+    def local(name: str) -> float:
+        w = flow.weights[name]
+        layout = cut_layout(w) if w.zero_stage >= 2 else w.layout
+        return float(prod(local_shape(graph.tensors[name].shape, layout, mesh)))
+
+    return tuple(stage_sums(base, stages, lambda name: local(name) if name in flow.grad else 0.0))
 
 
 def _updated(
     base: GraphFacts, flow: Flow, stages: StageAssignment, *, matrices: bool = False
 ) -> float:
     """Parameters that the fullest stage updates. matrices: in matrices that are orthogonalised."""
-    mesh = dict(flow.plan.mesh)
-    local = {
-        n: float(prod(local_shape(flow.graph.tensors[n].shape, cut_layout(w), mesh)))
-        if n in flow.grad and (not matrices or n in flow.graph.orthogonalised)
-        else 0.0
-        for n, w in flow.weights.items()
-    }
-    return max(stage_sums(base, flow, stages, local))
+    graph, mesh = flow.graph, dict(flow.plan.mesh)
+
+    def local(name: str) -> float:
+        if name not in flow.grad or (matrices and name not in graph.orthogonalised):
+            return 0.0
+        layout = cut_layout(flow.weights[name])
+        return float(prod(local_shape(graph.tensors[name].shape, layout, mesh)))
+
+    return max(stage_sums(base, stages, local))
 
 
 def _handed(
