@@ -11,7 +11,8 @@ device holds
     temporary     gradients of results that pass by operator i (a residual stream), the workspace of
                   i (planner.pricing.kernels), and the operand and the result's gradient of one
                   product behind i whose weight's gradient has been postponed: compilers do so to
-                  hide collectives
+                  hide collectives (not of products behind the repeated blocks, of which a program
+                  makes all gradients at once)
 
 and the peak is the largest sum. Parameters and optimizer state are live all the time.
 

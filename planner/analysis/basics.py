@@ -22,7 +22,8 @@ class BasicFacts:
     shared: per node the node whose decision it takes (its class). times: class -> number of its
     nodes. cut_anywhere: whether pipeline stages are cut anywhere in the graph, also where they
     could share repeated blocks. runs_of_units: the repeated blocks whose gated units are made
-    again, where these are others than `runs`.
+    again, where these are others than `runs`. end_of_blocks: the first node behind the repeated
+    blocks that a program has written out.
     """
 
     graph: Graph
@@ -35,6 +36,7 @@ class BasicFacts:
     times: Mapping[int, int]
     cut_anywhere: bool = False
     runs_of_units: tuple[tuple[int, int, int], ...] | None = None
+    end_of_blocks: int | None = None
 
     @cached_property
     def loops(self) -> tuple[tuple[int, int, int], ...]:
@@ -66,7 +68,8 @@ class BasicFacts:
     @cached_property
     def without_loops(self) -> Self:
         """The same of programs that have their blocks written out."""
-        return replace(self, runs=())
+        ends = (first + period * repeats for first, period, repeats in self.loops)
+        return replace(self, runs=(), end_of_blocks=max(ends, default=None))
 
     @cached_property
     def in_microbatches(self) -> Self:

@@ -57,7 +57,9 @@ def readers(graph: Graph, found: Sequence[Sequence[int]]) -> WeightReaders:
 
 
 def puts_off(base: BasicFacts, i: int) -> bool:
-    """Whether node i is a product with a weight whose gradient compilers may put off."""
+    """Whether node i is a product with a weight whose gradient compilers may put off: programs make
+    that of a product behind their blocks at once."""
     node = base.graph.nodes[i]
-    put_off = base.rules[i].flops > 0 and base.runs_of_units is None
+    at_once = base.end_of_blocks is not None and i >= base.end_of_blocks
+    put_off = base.rules[i].flops > 0 and base.runs_of_units is None and not at_once
     return put_off and any(n in base.graph.weights and n in base.grad for n in node.inputs)

@@ -126,16 +126,17 @@ class Body(Values):
                 self._name(name, variable)
 
     def _at_once(self, index: int, call: Call) -> str:
-        """A product with a trained weight behind the loops over blocks, of which all gradients are
-        made at once; "" of any other node. Compilers put off the weight's, and keep logits while
-        the backward passes of all blocks run."""
-        node = call.node
+        """A product with a trained weight behind the repeated blocks, or a trained bias added to
+        it, of which all gradients are made at once; "" of any other node. Compilers put off the
+        weight's and the bias's, and keep logits while the backward passes of all blocks run."""
+        node, operator = call.node, operator_of(call.node.op)
         trained = any(n in self.flow.graph.weights and n in self.flow.grad for n in node.inputs)
-        behind = self.behind_loops is not None and index >= self.behind_loops
-        if not behind or not trained or operator_of(node.op).kind != "product":
+        behind = self.behind_blocks is not None and index >= self.behind_blocks
+        if not behind or not trained or not (operator.kind == "product" or operator.adds):
             return ""
         names = [f"x{k}" if a else "" for k, a in enumerate(call.args)]
         text = OPERATORS[node.op].kernel(replace(call, args=tuple(names)))
+        text = text[1:-1] if wrapped(text) else text
         inside, outside = (", ".join(filter(None, each)) for each in (names, call.args))
         return f"{call.use('at_once')}(lambda {inside}: {text})({outside})"
 

@@ -234,7 +234,7 @@ def forward_bodies(w: Writer) -> tuple[Body, ...]:
         float8=w.float8,
         precise=precise(graph),
         stem=f"{w.prefix}c",
-        behind_loops=_behind_loops(w),
+        behind_blocks=_behind_blocks(w),
     )
     body.weights = {
         t: f"{w.container(t)}[{literal(p.key)}]" for t, p in w.parameters.items() if t not in own
@@ -276,10 +276,12 @@ def forward_bodies(w: Writer) -> tuple[Body, ...]:
     return bodies
 
 
-def _behind_loops(w: Writer) -> int | None:
-    """Where training programs under shard_map go on behind their last loop over blocks."""
-    looped = w.flow.training and not w.unroll and not w.pipeline and w.backend == "shard_map"
-    return max((block.end for block in w.blocks), default=None) if looped else None
+def _behind_blocks(w: Writer) -> int | None:
+    """Where training programs under shard_map go on behind their last repeated block, which is in
+    a loop or written out."""
+    if not w.flow.training or w.pipeline or w.backend != "shard_map":
+        return None
+    return max((block.end for block in w.blocks), default=None)
 
 
 def _join_microbatches(w: Writer, body: Body, more: Sequence[Body]) -> None:

@@ -60,9 +60,9 @@ class Values:
     what settles their pending sums. first: the same function of the first of several overlapped
     microbatches, whose statements these go among; own: tensors of which this microbatch has its
     own, all others are asked of it. told: variable -> what to call it, of all functions of a
-    program. behind_loops: the first node behind all loops over blocks, whose backward passes
-    follow that of what is behind them; None where there are no such loops. products: variable ->
-    local shape of what products behind the loops make, where that has more dims than rows.
+    program. behind_blocks: the first node behind all repeated blocks, whose backward passes follow
+    that of what is behind them; None where there are none. products: variable -> local shape of
+    what products behind the blocks make, where that has more dims than rows.
     """
 
     flow: Flow
@@ -92,7 +92,7 @@ class Values:
     told: dict[str, str] = field(default_factory=dict)
     cause: str = ""
     stem: str = "c"
-    behind_loops: int | None = None
+    behind_blocks: int | None = None
     products: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
@@ -112,7 +112,7 @@ class Values:
             precise=self.precise,
             told=self.told,
             parent=self,
-            behind_loops=self.behind_loops,
+            behind_blocks=self.behind_blocks,
             **changes,  # type: ignore[arg-type]
         )
 
