@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -89,16 +90,6 @@ class Course:
     finish_s: np.ndarray
     busy_s: float
     sequence_s: float
-
-    @property
-    def ttft_s(self) -> np.ndarray:
-        """Arrival to the first token [n]."""
-        return self.first_s - self.requests.arrival_s
-
-    @property
-    def tpot_s(self) -> np.ndarray:
-        """Seconds a token after the first [n], 0 where there is none."""
-        return (self.finish_s - self.first_s) / np.maximum(self.requests.generate - 1, 1)
 
 
 class Replica:
@@ -273,3 +264,26 @@ def most_a_second(
     done = np.sort(course.finish_s)
     first, last = len(done) // 4, len(done) * 3 // 4
     return float((last - first) / (done[last] - done[first]))
+
+
+def settled(courses: Sequence[Course]) -> tuple[float, float]:
+    """From when on the first requests have settled, to when the last comes: replicas fill and empty
+    before and after. The whole time where most of it is after the last."""
+    come = np.sort(np.concatenate([c.requests.arrival_s for c in courses]))
+    start, end = float(come[int(SETTLING * len(come))]), float(come[-1])
+    whole = max(float(c.finish_s.max()) for c in courses if len(c.requests))
+    return (start, end) if end - start > whole / 2 else (0.0, whole)
+
+
+def steady(arrival_s: np.ndarray, finish_s: np.ndarray) -> slice:
+    """Which requests, by their arrival, say how long one waits: neither the first, nor those from
+    the first one on that is done after the last has come, as no others join while it generates. All
+    but the first where that leaves fewer than half."""
+    n = len(arrival_s)
+    first, last = int(SETTLING * n), int(np.argmax(finish_s > arrival_s[-1]))
+    return slice(first, last if last - first > n / 2 else n)
+
+
+def overlap_s(begin: np.ndarray, until: np.ndarray, start: float, end: float) -> np.ndarray:
+    """Seconds of each stretch that lie between start and end."""
+    return np.maximum(np.minimum(until, end) - np.maximum(begin, start), 0.0)

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from planner.serving.continuous import SETTLING, Course
+from planner.serving.continuous import Course, steady
 from planner.serving.result import PERCENTILES, rate_words
 from planner.serving.targets import STRICTEST, Target
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of requests that have settled: ttft_s [n], tpot_s [n] (0 where there is one token). Requests
-    a second that arrive, and that are served at most."""
+    """Of requests that found others before and behind them: ttft_s [n], tpot_s [n] (0 where there
+    is one token). Requests a second that arrive, and that are served at most."""
 
     ttft_s: np.ndarray
     tpot_s: np.ndarray
@@ -30,16 +30,29 @@ class Outcome:
     @classmethod
     def of(cls, courses: Sequence[Course], most_per_s: float, rate_per_s: float) -> Outcome:
         """Of what happened in replicas."""
-        ttft, tpot, several = [], [], []
-        for c in courses:
-            settled = slice(int(SETTLING * len(c.requests)), None)
-            ttft.append(c.ttft_s[settled])
-            tpot.append(c.tpot_s[settled])
-            several.append(c.requests.generate[settled] > 1)
+        rows = [(c.requests.arrival_s, c.requests.generate, c.first_s, c.finish_s) for c in courses]
+        columns = [np.concatenate(column) for column in zip(*rows, strict=True)]
+        order = np.argsort(columns[0], kind="stable")
+        arrival, generate, first, finish = (column[order] for column in columns)
+        return cls.of_requests(arrival, generate, first, finish, most_per_s, rate_per_s)
+
+    @classmethod
+    def of_requests(
+        cls,
+        arrival_s: np.ndarray,
+        generate: np.ndarray,
+        first_s: np.ndarray,
+        finish_s: np.ndarray,
+        most_per_s: float,
+        rate_per_s: float,
+    ) -> Outcome:
+        """Of those among requests, in the order of their arrival, that found others before them and
+        behind them."""
+        counted = steady(arrival_s, finish_s)
         return cls(
-            np.concatenate(ttft),
-            np.concatenate(tpot),
-            np.concatenate(several),
+            (first_s - arrival_s)[counted],
+            ((finish_s - first_s) / np.maximum(generate - 1, 1))[counted],
+            generate[counted] > 1,
             most_per_s,
             rate_per_s,
         )

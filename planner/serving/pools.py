@@ -28,7 +28,15 @@ from planner.machine.topology import Topology
 from planner.pins.pins import Pins
 from planner.search.request import Request, SearchResult
 from planner.serving.arrivals import Requests
-from planner.serving.continuous import BLOCK, SETTLING, Course, Limits, most_a_second, serve_all
+from planner.serving.continuous import (
+    BLOCK,
+    Course,
+    Limits,
+    most_a_second,
+    overlap_s,
+    serve_all,
+    settled,
+)
 from planner.serving.joint import NO_TECHNIQUES, Joint
 from planner.serving.outcome import Outcome
 from planner.serving.result import Service
@@ -100,7 +108,7 @@ class Unit:
 @dataclass(frozen=True)
 class Apart:
     """Replicas of both kinds under the traffic. sent_s: seconds that each request's keys and values
-    are on their way [n]."""
+    are on their way [n]; there_s: when they have come [n]."""
 
     prefill: Unit
     decode: Unit
@@ -108,6 +116,7 @@ class Apart:
     outcome: Outcome
     courses: tuple[Sequence[Course], Sequence[Course]]
     sent_s: np.ndarray
+    there_s: np.ndarray
     link: str
 
     @property
@@ -153,7 +162,8 @@ class Apart:
         p, d, (n, m) = self.prefill, self.decode, self.replicas
         figures = figures_of(second, d.limits)
         prompts = figures_of(first, p.limits)
-        end = max(float(c.finish_s.max()) for c in second)
+        start, end = settled(first)
+        busy_s = overlap_s(self.there_s - self.sent_s, self.there_s, start, end).sum()
         return {
             **figures,
             "waiting": figures["waiting"] + prompts["waiting"],
@@ -169,7 +179,7 @@ class Apart:
                         else {}
                     ),
                     "mean_s": float(self.sent_s.mean()),
-                    "busy": float(self.sent_s.sum()) / n / end,
+                    "busy": float(busy_s) / n / (end - start),
                     "link": self.link,
                 },
             },
@@ -346,15 +356,11 @@ def _simulated(
     for i, course in enumerate(second):
         finish_s[order[i::m]] = course.finish_s
     most = min(n * p.per_s, m * d.per_s, n / float(sent.mean()))
-    settled = slice(int(SETTLING * len(requests)), None)
-    outcome = Outcome(
-        (first_s - requests.arrival_s)[settled],
-        ((finish_s - first_s) / np.maximum(requests.generate - 1, 1))[settled],
-        (requests.generate > 1)[settled],
-        most,
-        traffic.rate_per_s,
+    r = requests
+    outcome = Outcome.of_requests(
+        r.arrival_s, r.generate, first_s, finish_s, most, traffic.rate_per_s
     )
-    return Apart(p, d, replicas, outcome, (first, second), sent, level.name)
+    return Apart(p, d, replicas, outcome, (first, second), sent, there_s, level.name)
 
 
 def _one_by_one(ready_s: np.ndarray, takes_s: np.ndarray) -> Iterator[float]:

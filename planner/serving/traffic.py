@@ -16,7 +16,15 @@ import numpy as np
 
 from planner.errors import NO_PLAN, PlanError
 from planner.serving.arrivals import Requests, drawn, traced
-from planner.serving.continuous import BLOCK, SETTLING, Course, Limits, most_a_second, serve_all
+from planner.serving.continuous import (
+    BLOCK,
+    Course,
+    Limits,
+    most_a_second,
+    overlap_s,
+    serve_all,
+    settled,
+)
 from planner.serving.joint import Joint, Priced
 from planner.serving.lengths import Lengths
 from planner.serving.outcome import Outcome
@@ -112,12 +120,11 @@ class Loaded:
 def figures_of(courses: Sequence[Course], limits: Limits) -> dict[str, Any]:
     """What happened in replicas while requests came, by name."""
     courses = [c for c in courses if len(c.requests)]
-    start, end = _settled(courses)
+    start, end = settled(courses)
     seconds, replicas = end - start, len(courses)
 
     def within(begin: np.ndarray, until: np.ndarray) -> np.ndarray:
-        """Seconds of each stretch that lie between start and end."""
-        return np.maximum(np.minimum(until, end) - np.maximum(begin, start), 0.0)
+        return overlap_s(begin, until, start, end)
 
     tokens = waiting = generating = busy = kept = taken = 0.0
     for c in courses:
@@ -147,15 +154,6 @@ def figures_of(courses: Sequence[Course], limits: Limits) -> dict[str, Any]:
             "block": BLOCK,
         },
     }
-
-
-def _settled(courses: Sequence[Course]) -> tuple[float, float]:
-    """From when on the first requests have settled, to when the last comes: replicas fill and empty
-    before and after. The whole time where most of it is after the last."""
-    come = np.sort(np.concatenate([c.requests.arrival_s for c in courses]))
-    start, end = float(come[int(SETTLING * len(come))]), float(come[-1])
-    whole = max(float(c.finish_s.max()) for c in courses)
-    return (start, end) if end - start > whole / 2 else (0.0, whole)
 
 
 def _together(begin: np.ndarray, until: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -20,8 +20,10 @@ from planner.serving.continuous import (
     _steps_until,
     most_a_second,
     serve_all,
+    steady,
 )
 from planner.serving.lengths import Lengths
+from planner.serving.outcome import Outcome
 from planner.serving.traffic import figures_of
 
 
@@ -149,7 +151,7 @@ def test_one_at_a_time_waits_as_an_m_d_1_queue(load: float) -> None:
     service_s = 0.01
     requests = drawn(load / service_s, one(8), one(1), seed=1, count=100_000)
     course = Replica(requests, Fixed(service_s), Limits(1, 8, 1024)).run()
-    wait = float((course.ttft_s - service_s).mean())
+    wait = float((course.first_s - requests.arrival_s - service_s).mean())
     assert wait == pytest.approx(load / (2 * (1 - load)) * service_s, rel=0.05)
     assert course.busy_s == pytest.approx(len(requests) * service_s)
 
@@ -159,7 +161,7 @@ def test_without_limits_as_many_generate_as_arrive_while_one_does() -> None:
     same time."""
     requests = drawn(50.0, one(1), one(101), seed=2, count=20_000)
     course = Replica(requests, Fixed(0.01), WIDE).run()
-    assert course.tpot_s.max() == pytest.approx(0.01)
+    assert (course.finish_s - course.first_s).max() / 100 == pytest.approx(0.01)
     generating = course.sequence_s / float(course.finish_s.max())
     assert generating == pytest.approx(50.0 * 100 * 0.01, rel=0.02)
 
@@ -185,6 +187,19 @@ def test_every_request_is_served_once_and_time_adds_up() -> None:
         # Little: sequences that generate, summed over time, are their times in generation.
         stays = float((c.finish_s - c.first_s).sum())
         assert c.sequence_s == pytest.approx(stays)
+
+
+@pytest.mark.parametrize(("stay_s", "counted"), [(4.5, slice(10, 95)), (60.0, slice(10, 100))])
+def test_waits_are_those_of_requests_that_others_join(stay_s: float, counted: slice) -> None:
+    """One a second, a hundred in all: the last few generate alone. Where they are most of all, all
+    count but the first."""
+    arrival_s = np.arange(100.0)
+    assert steady(arrival_s, arrival_s + stay_s) == counted
+    waits_s = np.linspace(1.0, 2.0, 100)
+    each = np.full(100, 3)
+    made = Outcome.of_requests(arrival_s, each, arrival_s + waits_s, arrival_s + stay_s, 2.0, 1.0)
+    assert made.ttft_s == pytest.approx(waits_s[counted])
+    assert made.tpot_s == pytest.approx((stay_s - waits_s[counted]) / 2)
 
 
 def test_figures_are_those_of_the_time_in_which_requests_come() -> None:

@@ -59,6 +59,16 @@ def test_one_request_goes_from_prompt_to_tokens_as_a_hand_counts() -> None:
     assert made.outcome.tpot_s == pytest.approx([(latency + 0.08 + 3 * 0.01) / 3])
 
 
+def test_links_are_busy_while_requests_come() -> None:
+    """Half a second of each: the time in which the last are generated was counted, too."""
+    requests = Requests(np.arange(101.0), np.full(101, 8), np.full(101, 41))
+    topology = for_devices("h100-sxm", 2)
+    token = topology.levels[0].effective_bytes_per_s / 16
+    units = unit(1, 9.0, Fixed(0.1)), unit(1, 9.0, Fixed(1.0), token)
+    made = _simulated(*units, (1, 1), traffic_of(requests), topology)
+    assert made.said()["pools"]["transfer"]["busy"] == pytest.approx(0.5, rel=0.01)
+
+
 def test_the_busier_side_says_how_long_a_cache_is_on_its_way() -> None:
     requests = Requests(np.array([0.0]), np.array([8]), np.array([4]))
     topology = for_devices("h100-sxm", 8)
