@@ -127,6 +127,11 @@ def ties(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     return inside(a, b) and inside(b, a)
 
 
+def mark(own: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """The mark of a baseline that fits and `ties` with the plan; "" of others."""
+    return MARK if row["fit"] != "no" and ties(own, row) else ""
+
+
 def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:
     """The plan beside the baselines."""
     if not strategy.baselines:
@@ -146,9 +151,8 @@ def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:
     notes: list[list[str]] = []
     for key, row in ranked(strategy):
         ratio = row["step_time_s"] / own["step_time_s"] if own["step_time_s"] else 1.0
-        same = MARK if row["fit"] != "no" and ties(own, row) else ""
         asked = f"with --tables {key.removeprefix('tables_')}" if key in TABLES else ""
-        notes.append([t for t in (same, asked, *tuned_phrases(row)) if t])
+        notes.append([t for t in (mark(own, row), asked, *tuned_phrases(row)) if t])
         rows.append(
             [
                 baseline_name(key, row),

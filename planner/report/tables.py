@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.execution.techniques import phrases, read_table
-from planner.report.baselines import MARK, MARK_NOTE, baseline_name, ranked, ties, unheld
+from planner.report.baselines import MARK_NOTE, baseline_name, mark, ranked, unheld
 from planner.report.summary import machine, title
 from planner.report.verdict import of_plans
 from planner.sharding.notation import spell_rule
@@ -45,7 +45,7 @@ def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: b
         best = min((p.costs for _, p in plans), key=lambda c: c["step_time_s"])
         out += _baseline_rows(s, best, style)
         among, unpinned = of_plans(s), unheld(s, best)
-        tie = MARK_NOTE if any(ties(best, row) for row in s.baselines.values()) else ""
+        tie = MARK_NOTE if any(mark(best, row) for row in s.baselines.values()) else ""
     drop = (5, 7) if width < WIDE else ()  # MFU and search time
     out = [[c for i, c in enumerate(row) if i not in drop] for row in out]
     note = (
@@ -84,7 +84,7 @@ def _baseline_rows(s: Strategy, best: Mapping[str, Any], style: Style) -> list[l
     """A row per baseline, those that fit first; best: costs of the best plan."""
     out = []
     for key, row in ranked(s):
-        parts = (mesh_words(row["mesh"]), tuned_words(row), MARK if ties(best, row) else "")
+        parts = (mesh_words(row["mesh"]), tuned_words(row), mark(best, row))
         how = ", ".join(text for text in parts if text)
         cost = _cost(row, best["step_time_s"], style)
         out.append([baseline_name(key, row), *cost, "", "", how])

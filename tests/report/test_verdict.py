@@ -289,6 +289,20 @@ def test_compare_keeps_it_on_the_row_where_there_is_room(gpt: Strategy) -> None:
     )
 
 
+def test_compare_marks_no_baseline_as_a_tie_that_does_not_fit(gpt: Strategy) -> None:
+    from planner.report.tables import comparison
+
+    as_fast = {k: gpt.costs[k] for k in ("step_time_s", "step_time_range_s")}
+    as_fast |= {"tie_range_s": gpt.costs["step_time_range_s"]}
+
+    def words(fit: str) -> str:
+        row = {**gpt.baselines["zero3"], **as_fast, "fit": fit}
+        return comparison([("dp", replace(gpt, baselines={"zero3": row}))], 140, False)
+
+    assert "tie: too close" in words("yes")
+    assert "tie" not in words("no")
+
+
 def test_beside_tensor_parallelism_the_plain_way_is_named_too(gpt: Strategy) -> None:
     step = gpt.costs["step_time_s"]
 

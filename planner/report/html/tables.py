@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from planner.report.baselines import MARK, baseline_name, ranked, ties, tuned_over
+from planner.report.baselines import MARK, baseline_name, mark, ranked, tuned_over
 from planner.report.html import figures as f
 from planner.report.html.derive import Move, short_name
 from planner.report.html.tags import Child, Markup, el, join, name
@@ -183,7 +183,7 @@ def baselines(v: View) -> Markup:
         return note("The file holds no baselines.")
     shown: list[tuple[str, Mapping[str, Any], str]] = [("this plan", own, "")]
     for key, r in ranked(v.strategy):
-        tie = MARK if r["fit"] != "no" and ties(own, r) else ""
+        tie = mark(own, r)
         shown.append((baseline_name(key, r), r, ", ".join(t for t in (tie, tuned_words(r)) if t)))
     # A bar that is many times the plan's would flatten all others: those run off the drawing.
     comparable = [r for _, r, _ in shown if r["step_time_s"] <= 3 * own["step_time_s"]]
