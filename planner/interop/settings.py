@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 AXES = (STAGE, "data", "expert", "sequence", "tensor")
 """Mesh axes, outermost first."""
-NEVER_ADDED = ("offload", "copies")
+NEVER_ADDED = ("offload", "copies", "bucket")
 """Techniques that a plan of some settings does not have."""
 
 
@@ -111,7 +111,8 @@ class Settings:
 
     def pins(self) -> Pins:
         """Degrees and techniques as pins of a search. What no launcher does by itself is not added:
-        nothing waits in the host's memory, no two microbatches overlap."""
+        nothing waits in the host's memory, no two microbatches overlap, and collectives are fused
+        as the compiler fuses them unasked."""
         from planner.pins.pins import Pins
 
         techniques: dict[str, Any] = {name: BY_NAME[name].neutral for name in NEVER_ADDED}

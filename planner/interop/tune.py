@@ -110,11 +110,12 @@ def tune(
     assert base is not None
     facts = facts_of(model.name, request.topology, base)
     found = [] if result.best is None else [result.best]
+    limit = _limit(request, result.best)
     with suppress(KeyboardInterrupt):
         if not result.stopped:
-            found = _of_meshes(search, found)
+            found = _of_meshes(search, found, limit)
     said = _Said(model, plain, space.name, _written(given, space.name), facts)
-    best = _best(said, found)
+    best = _best(said, found, limit) or _best(said, found, request.limit_bytes)
     front = best[:1]
     with suppress(KeyboardInterrupt):
         if not result.stopped and best:
@@ -172,15 +173,17 @@ def _degrees(mesh: Mesh) -> dict[str, int]:
     return {role_named(a) or a: n for a, n in mesh.shape}
 
 
-def _of_meshes(search: Search, found: Sequence[Candidate]) -> list[Candidate]:
-    """The best plan that fits of each of the best meshes, `found` among them."""
+def _of_meshes(
+    search: Search, found: Sequence[Candidate], limit_bytes: int
+) -> list[Candidate]:
+    """The best plan within so many bytes of each of the best meshes, `found` among them."""
     best = {tuple(_degrees(c.mesh).items()): c for c in found}
     for mesh in search.offered.meshes():
         degrees = tuple(_degrees(mesh).items())
         ranked = sorted(search.value(c) for c in best.values())
         worth = ranked[BEST - 1] if len(ranked) >= BEST else math.inf
         candidate = (
-            None if degrees in best else _within(search, (mesh,), search.request.limit_bytes, worth)
+            None if degrees in best else _within(search, (mesh,), limit_bytes, worth)
         )
         if candidate is not None:
             best[degrees] = candidate
@@ -231,13 +234,20 @@ class _Said:
         return Choice(settings, strategy) if strategy.costs["fit"] != "no" else None
 
 
-def _best(said: _Said, found: Sequence[Candidate]) -> tuple[Choice, ...]:
-    """The fastest that differ in mesh, recompute or ZeRO stage."""
+def _limit(request: Request, best: Candidate | None) -> int:
+    """Bytes that settings may take: those of plans with room where the best that was found has it.
+    A tight one that is faster by more than its range would have been found in its place."""
+    roomy = best is not None and best.cost.memory.total <= request.roomy_bytes
+    return request.roomy_bytes if roomy else request.limit_bytes
+
+
+def _best(said: _Said, found: Sequence[Candidate], limit_bytes: int) -> tuple[Choice, ...]:
+    """The fastest within so many bytes that differ in mesh, recompute or ZeRO stage."""
     choices: list[Choice] = []
     seen: set[tuple[object, ...]] = set()
     for c in sorted(found, key=lambda c: c.key(said.request)):
         kind = tuple(_degrees(c.mesh).items()), c.plan.recompute, c.plan.zero_stage
-        choice = None if kind in seen else said(c)
+        choice = None if kind in seen else said(c, limit_bytes)
         seen.add(kind)
         if choice is not None and choice.settings not in [b.settings for b in choices]:
             choices.append(choice)

@@ -432,7 +432,7 @@ class SearchDomain:
         if (
             base is None
             or mesh not in self.meshes()
-            or plan.zero_stage not in self.levels()
+            or plan.zero_stage not in self.zero_stages(mesh)
             or plan.overlapped_microbatches != max(1, request.copies)
         ):
             return False

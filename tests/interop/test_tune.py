@@ -16,8 +16,9 @@ import planner
 from planner.cli import main
 from planner.errors import PlanError
 from planner.interop.launchers import maxtext, megatron, torchtitan
-from planner.interop.price import LAUNCHERS, hand_over, read_configuration
+from planner.interop.price import LAUNCHERS, Configuration, hand_over, read_configuration
 from planner.interop.settings import Facts, Settings
+from planner.interop.tune import tune
 from planner.machine.topology import for_devices
 from planner.pins.launcher_space import SPACES, ends
 from planner.pins.pins import Pins
@@ -157,6 +158,32 @@ def test_a_plan_for_a_launcher_exports_without_loss(launcher: str) -> None:
     planned, last = rows[0].cost, rows[-1].cost
     assert planned is not None and last is not None
     assert last["step_time_s"] <= planned["step_time_s"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("launcher", ["levanter", "torchtitan"])
+def test_a_plan_for_a_launcher_is_one_that_it_can_say(launcher: str) -> None:
+    """Baselines have ZeRO-1, which torchtitan has with stages alone, and no settings of a launcher
+    say how its compiler fuses collectives: such a price would be one that no import has."""
+    model = "zoo:gpt2-small,layers=2"
+    made = planner.plan(model, devices=16, batch=64, launcher=launcher)
+    planned, *said = [row.cost for row in hand_over(made, model, launcher).rows]
+    assert planned is not None
+    assert [cost and cost["step_time_s"] for cost in said] == [
+        pytest.approx(planned["step_time_s"], rel=1e-9)
+    ]
+
+
+def test_settings_that_fit_with_room_are_proposed_where_there_are_some() -> None:
+    """As of `plan`: here a fifth faster and tight is within the range of what fits with room."""
+    model = open_model("zoo:llama-tiny,layers=2,seq=2048", 2, batch=8)
+    request = build_request(
+        MachineOptions(2, "a100-80gb", None, 1110 * 2**20, 0),
+        StepOptions(runtime="fsdp"),
+        SearchOptions(baselines=False),
+    )
+    given = replace(SLOW, batch=8, data=2, tensor=1, microbatches=2, zero_stage=3)
+    found = tune(model, request, Configuration("hf", given, (), ()))
+    assert {c.strategy.costs["fit"] for c in found.best} == {"yes"}
 
 
 @pytest.mark.slow
