@@ -173,18 +173,14 @@ def _degrees(mesh: Mesh) -> dict[str, int]:
     return {role_named(a) or a: n for a, n in mesh.shape}
 
 
-def _of_meshes(
-    search: Search, found: Sequence[Candidate], limit_bytes: int
-) -> list[Candidate]:
+def _of_meshes(search: Search, found: Sequence[Candidate], limit_bytes: int) -> list[Candidate]:
     """The best plan within so many bytes of each of the best meshes, `found` among them."""
     best = {tuple(_degrees(c.mesh).items()): c for c in found}
     for mesh in search.offered.meshes():
         degrees = tuple(_degrees(mesh).items())
         ranked = sorted(search.value(c) for c in best.values())
         worth = ranked[BEST - 1] if len(ranked) >= BEST else math.inf
-        candidate = (
-            None if degrees in best else _within(search, (mesh,), limit_bytes, worth)
-        )
+        candidate = None if degrees in best else _within(search, (mesh,), limit_bytes, worth)
         if candidate is not None:
             best[degrees] = candidate
     return list(best.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from planner.graph.ir import DTYPE_BYTES, FLOATS, WeightRef
 from planner.reader.draft.draft import FOLD_ELEMENTS, Draft, proto_array
 from planner.reader.draft.fold import numpy_dtype
 from planner.reader.draft.shapes import Type
+from planner.reader.draft.simplify import replace_tensor, users
 from planner.reader.lower.call import Frame
 from planner.reader.lower.guide import CarriesBatch, Guide, refused
 from planner.reader.lower.lowering import Lowering
@@ -87,7 +89,18 @@ def start(
         draft.notes.append(Finding("note", false))
     draft.forget()
     _name_outputs(draft, [o.name for o in graph.output], frame)
+    _own_names(draft)
     return draft, bound
+
+
+def _own_names(draft: Draft) -> None:
+    """Initializers that are read under one name alone, an Identity's, are called as the file calls
+    them: names tell parameters from what an exporter made up."""
+    times, readers = Counter(draft.copy_of.values()), users(draft)
+    for copy, origin in list(draft.copy_of.items()):
+        if times[origin] == 1 and origin not in readers and copy not in draft.outputs:
+            replace_tensor(readers.get(copy, []), copy, origin)
+            del draft.copy_of[copy], draft.refs[copy], draft.types[copy]
 
 
 def _add_inputs(draft: Draft, frame: Frame, bound: Bound) -> None:
