@@ -194,10 +194,10 @@ def test_pins_hold_every_degree_and_technique() -> None:
     s = Settings(64, 2, 4, 1, 1, 2, 4, 1, "block", "1f1b", True, 128)
     assert s.pins() == parse_pins(
         "pp=2,dp=4,tp=2,zero=1,recompute=block,micro=4,schedule=1f1b,tensor=megatron-sp,"
-        "offload=none,copies=1,exchanges=waiting"
+        "offload=none,copies=1,bucket=none,exchanges=waiting"
     )
     assert Settings(8).pins() == parse_pins(
-        "dp=1,zero=0,recompute=none,micro=1,offload=none,copies=1,exchanges=waiting"
+        "dp=1,zero=0,recompute=none,micro=1,offload=none,copies=1,bucket=none,exchanges=waiting"
     )
 
 
