@@ -1,14 +1,15 @@
-"""The graph of one microbatch derived from readings at two other batches.
+"""The graph at a size (a batch, a number of tokens) derived from readings at two others.
 
-A search asks for the same model at many batches, and reading is most of what it does per batch. Two
-readings, at batches a and b, may be equal but for integers (extents of tensors, integer attributes,
-entries of integer constants) that grow with the batch:
+A search asks for the same model at many sizes, and reading is most of what it does per size. Two
+readings, at sizes a and b, may be equal but for integers (extents of tensors, integer attributes,
+entries of integer constants) that grow with the size:
 
-    value(a) / a = value(b) / b        so that at batch c there is        value(a) * c / a
+    value(c) = value(a) + (value(b) - value(a)) * (c - a) / (b - a)
 
-Where anything else differs (a node, a name, a number that is not proportional, a constant of
-another shape), nothing is derived. What two readings cannot show is that a third is like them: the
-graph of the plan that is chosen is read too, and held against the derived one (`same`).
+With the batch they have to grow in proportion (value(a) / a = value(b) / b), with tokens there may
+be one more than these, say. Where anything else differs (a node, a name, a constant of another
+shape), nothing is derived. What two readings cannot show is that a third is like them: the graph of
+the plan that is chosen is read too, and held against the derived one (`same`).
 """
 
 from __future__ import annotations
@@ -28,30 +29,39 @@ class _Differs(Exception):
 
 @dataclass(frozen=True)
 class Scaled:
-    """A reading, and per part of it (a tensor, a node, a constant, what is done to a weight when it
-    is loaded) which of its integers grow with the batch."""
+    """A reading at size sizes[0], and per part of it (a tensor, a node, a constant, what is done to
+    a weight when it is loaded) by how much its integers are greater at sizes[1]."""
 
     graph: Graph
-    batch: int
-    shapes: Mapping[str, tuple[bool, ...]]
+    sizes: tuple[int, int]
+    shapes: Mapping[str, tuple[int, ...]]
     attrs: Mapping[int, Mapping[str, Any]]
     constants: Mapping[str, np.ndarray]
-    weights: Mapping[str, tuple[tuple[bool, ...], ...]]
-    dims: Mapping[str, bool]
+    weights: Mapping[str, tuple[tuple[int, ...], ...]]
+    dims: Mapping[str, int]
 
     @classmethod
     def of(cls, a: Graph, b: Graph) -> Scaled | None:
         """What two readings have in common; None where they differ in more than their batch."""
         pair = a.dims.get("batch", 0), b.dims.get("batch", 0)
-        if not all(pair) or pair[0] == pair[1]:
+        return cls._of(a, b, pair, _Growth(*pair)) if all(pair) else None
+
+    @classmethod
+    def along(cls, a: Graph, b: Graph, sizes: tuple[int, int]) -> Scaled | None:
+        """The same of readings of one batch and so many tokens."""
+        return cls._of(a, b, sizes, _Growth())
+
+    @classmethod
+    def _of(cls, a: Graph, b: Graph, sizes: tuple[int, int], growth: _Growth) -> Scaled | None:
+        if sizes[0] == sizes[1]:
             return None
         try:
-            return cls(a, pair[0], *_common(a, b, _Growth(*pair)))
+            return cls(a, sizes, *_common(a, b, growth))
         except _Differs:
             return None
 
-    def at(self, batch: int) -> Graph | None:
-        """The graph at a batch; None where some integer of it would not be whole."""
+    def at(self, size: int) -> Graph | None:
+        """The graph at a size; None where some integer of it would not be whole."""
         graph, tensors, nodes, constants, weights = (
             self.graph,
             dict(self.graph.tensors),
@@ -60,19 +70,21 @@ class Scaled:
             dict(self.graph.weights),
         )
 
-        def times(value: int, grows: bool) -> int:
-            found, rest = divmod(int(value) * batch, self.batch) if grows else (value, 0)
+        away, apart = size - self.sizes[0], self.sizes[1] - self.sizes[0]
+
+        def times(value: int, more: int) -> int:
+            found, rest = divmod(more * away, apart) if more else (0, 0)
             if rest:
                 raise _Differs
-            return found
+            return int(value) + found if more else value
 
         try:
             shapes: dict[tuple, tuple[int, ...]] = {}  # layers have tensors of few shapes
-            for name, grows in self.shapes.items():
+            for name, more in self.shapes.items():
                 t = tensors[name]
-                if (t.shape, grows) not in shapes:
-                    shapes[t.shape, grows] = tuple(map(times, t.shape, grows))
-                tensors[name] = Tensor(name, shapes[t.shape, grows], t.dtype, t.role)
+                if (t.shape, more) not in shapes:
+                    shapes[t.shape, more] = tuple(map(times, t.shape, more))
+                tensors[name] = Tensor(name, shapes[t.shape, more], t.dtype, t.role)
             for i, changed in self.attrs.items():
                 given = {k: nodes[i].attrs[k] for k in changed}
                 scaled = {
@@ -82,17 +94,15 @@ class Scaled:
                     for k, v in given.items()
                 }
                 nodes[i] = replace(nodes[i], attrs={**nodes[i].attrs, **scaled})
-            for name, grows_at in self.constants.items():
-                value = constants[name].astype(np.int64)
-                if (value[grows_at] * batch % self.batch).any():
+            for name, more_at in self.constants.items():
+                if (more_at * away % apart).any():
                     raise _Differs
-                constants[name] = np.where(grows_at, value * batch // self.batch, value).astype(
-                    constants[name].dtype
-                )
+                value = constants[name].astype(np.int64) + more_at * away // apart
+                constants[name] = value.astype(constants[name].dtype)
             for name, rows in self.weights.items():
                 steps = tuple(
-                    (kind, tuple(map(times, given, grows)))
-                    for (kind, given), grows in zip(weights[name].transform, rows, strict=True)
+                    (kind, tuple(map(times, given, more)))
+                    for (kind, given), more in zip(weights[name].transform, rows, strict=True)
                 )
                 if any(kind == "rebatch" and given[2] == given[4] for kind, given in steps):
                     raise _Differs  # at the batch of the file nothing is lengthened
@@ -109,23 +119,65 @@ class Scaled:
             dims=dims,
         )
 
+    def on(self, graph: Graph) -> Scaled | None:
+        """What is in proportion to the batch of a graph whose readings differ from these in their
+        tokens (`along`): what is in that of these. None where it is not whole."""
+        a, b = self.sizes
+
+        def more(value: int, grown: int) -> int:
+            found, rest = divmod(int(value) * (b - a), a) if grown else (0, 0)
+            if rest:
+                raise _Differs
+            return found
+
+        def each(values: Any, grown: Any) -> Any:
+            return (
+                tuple(map(more, values, grown))
+                if isinstance(values, tuple)
+                else more(values, grown)
+            )
+
+        try:
+            return Scaled(
+                graph,
+                self.sizes,
+                {n: each(graph.tensors[n].shape, grown) for n, grown in self.shapes.items()},
+                {
+                    i: {k: each(graph.nodes[i].attrs[k], grown) for k, grown in attrs.items()}
+                    for i, attrs in self.attrs.items()
+                },
+                {
+                    n: np.where(grown != 0, graph.constants[n].astype(np.int64) * (b - a) // a, 0)
+                    for n, grown in self.constants.items()
+                },
+                {
+                    n: tuple(
+                        each(given, grown)
+                        for (_, given), grown in zip(graph.weights[n].transform, rows, strict=True)
+                    )
+                    for n, rows in self.weights.items()
+                },
+                {k: more(graph.dims[k], grown) for k, grown in self.dims.items()},
+            )
+        except _Differs:
+            return None
+
 
 @dataclass(frozen=True)
 class _Growth:
-    """How integers of two readings compare."""
+    """How integers of two readings compare, at sizes that they are in proportion to; None where
+    they need not be."""
 
-    a: int
-    b: int
+    a: int | None = None
+    b: int | None = None
 
-    def one(self, x: int, y: int) -> bool:
-        """Whether a number grows with the batch (it is the same in both where not)."""
-        if x == y:
-            return False
-        if x * self.b != y * self.a:
+    def one(self, x: int, y: int) -> int:
+        """By how much a number is greater in the second reading."""
+        if x != y and self.a is not None and self.b is not None and x * self.b != y * self.a:
             raise _Differs
-        return True
+        return int(y) - int(x)
 
-    def row(self, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[bool, ...]:
+    def row(self, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[int, ...]:
         """The same of each number of a row."""
         if len(x) != len(y):
             raise _Differs
@@ -134,20 +186,24 @@ class _Growth:
     def array(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """The same of each entry of a constant."""
         if x is y:
-            return np.zeros(x.shape, bool)
+            return np.zeros(x.shape, np.int64)
         if x.dtype != y.dtype or x.shape != y.shape:
             raise _Differs
         grows = x != y
-        if grows.any() and (
-            x.dtype.kind not in "iu"
-            or (x[grows].astype(object) * self.b != y[grows].astype(object) * self.a).any()
-        ):
+        if not grows.any():
+            return np.zeros(x.shape, np.int64)
+        if x.dtype.kind not in "iu":
             raise _Differs
-        return np.asarray(grows)
+        more = y.astype(np.int64) - x.astype(np.int64)
+        if self.a is not None and self.b is not None:
+            before, after = (value[grows].astype(object) for value in (x, y))
+            if (before * self.b != after * self.a).any():
+                raise _Differs
+        return np.asarray(more)
 
 
 def _common(a: Graph, b: Graph, growth: _Growth) -> tuple[dict, dict, dict, dict, dict]:
-    """The fields of Scaled that say what grows. Raises _Differs."""
+    """The fields of Scaled that say how much grows. Raises _Differs."""
     fixed = (
         a.name == b.name
         and a.inputs == b.inputs
@@ -198,9 +254,9 @@ def _common(a: Graph, b: Graph, growth: _Growth) -> tuple[dict, dict, dict, dict
     )
 
 
-def _steps(w: WeightRef, u: WeightRef, growth: _Growth) -> tuple[tuple[bool, ...], ...]:
-    """What grows of each step that loading a weight takes. Raises _Differs where the weights differ
-    in more."""
+def _steps(w: WeightRef, u: WeightRef, growth: _Growth) -> tuple[tuple[int, ...], ...]:
+    """How much grows of each step that loading a weight takes. Raises _Differs where the weights
+    differ in more."""
     if [kind for kind, _ in w.transform] != [kind for kind, _ in u.transform] or not _same_weight(
         w, replace(u, transform=w.transform)
     ):
@@ -209,7 +265,7 @@ def _steps(w: WeightRef, u: WeightRef, growth: _Growth) -> tuple[tuple[bool, ...
 
 
 def _attrs(n: Node, m: Node, growth: _Growth) -> dict[str, Any]:
-    """Attributes that differ -> what of each grows."""
+    """Attributes that differ -> how much of each grows."""
     if list(n.attrs) != list(m.attrs):
         raise _Differs
     found: dict[str, Any] = {}

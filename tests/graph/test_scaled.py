@@ -150,6 +150,31 @@ def test_only_what_is_proportional_is_derived() -> None:
     assert third is not None and third.at(3) is None  # one and a half rows
 
 
+def of_tokens(batch: int, tokens: int) -> Graph:
+    """x [batch, tokens] -> Reshape [batch * tokens, 4], one more than these in a constant."""
+    found = graph(batch, rows=batch * tokens)
+    x = Tensor("x", (batch, tokens), "float32", "input")
+    constants = {**found.constants, "c": np.array([tokens + 1, 7])}
+    dims = {"batch": batch, "sequence": tokens}
+    return replace(found, tensors={**found.tensors, "x": x}, constants=constants, dims=dims)
+
+
+def test_three_readings_say_what_grows_with_the_batch_and_with_tokens() -> None:
+    batches = Scaled.of(of_tokens(2, 8), of_tokens(4, 8))
+    lengths = Scaled.along(of_tokens(2, 8), of_tokens(2, 32), (8, 32))
+    assert batches is not None and lengths is not None
+    for tokens in (8, 20, 32):
+        found = lengths.at(tokens)
+        assert found is not None and same(found, of_tokens(2, tokens))
+        scaled = batches.on(found)
+        assert scaled is not None
+        for batch in (1, 3, 16):
+            derived = scaled.at(batch)
+            assert derived is not None and same(derived, of_tokens(batch, tokens))
+    assert Scaled.along(of_tokens(2, 8), graph(2, rows=16), (8, 32)) is None
+    assert Scaled.along(of_tokens(2, 8), of_tokens(2, 8), (8, 8)) is None
+
+
 def searching(monkeypatch: pytest.MonkeyPatch, **workload: int) -> tuple[Search, list[int]]:
     """A search for a small model on eight devices, and the batches that are read for it."""
     read, batches = planner.workload.model.read_model, list[int]()
