@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from planner.execution.fewer_repeats import fewer_repeats
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph, Node, Tensor, WeightRef
 from planner.graph.repeats import find_runs
@@ -28,7 +29,6 @@ from planner.ops.ties import sliced, split_up
 from planner.reader.draft.shapes import ShapeError, infer
 from planner.sharding.rule import Limits, Rule, Split, legal
 from planner.verify.extents import Extents, window
-from planner.workload.loss import prune
 
 KEPT_REPEATS = 2
 GOAL_PARAMETERS, GOAL_ELEMENTS = 1_000_000, 20_000_000
@@ -53,7 +53,7 @@ def shrink(
     """
     if graph.parameters <= limit_parameters:
         return graph
-    small, repeats = fewer_repeats(graph)
+    small, repeats = _with_fewer_repeats(graph)
     extents = Extents(small, 1 if plan else keep)
     now = dict(extents.extent)
     best = small
@@ -134,35 +134,11 @@ def smallest_prime(n: int) -> int:
     return next((p for p in range(2, int(n**0.5) + 1) if n % p == 0), n)
 
 
-def fewer_repeats(graph: Graph) -> tuple[Graph, list[str]]:
+def _with_fewer_repeats(graph: Graph) -> tuple[Graph, list[str]]:
     """The graph with at most KEPT_REPEATS of every repeated block, and "32 to 2" per block."""
-    said: list[str] = []
-    dropped: set[int] = set()
-    renamed: dict[str, str] = {}
-    last: set[str] = set()
-    for first, period, repeats in find_runs(graph):
-        if repeats <= KEPT_REPEATS:
-            continue
-        said.append(f"{repeats} to {KEPT_REPEATS}")
-        end = first + period * repeats
-        for i in range(first + period * KEPT_REPEATS, end):
-            twin = graph.nodes[first + period * (KEPT_REPEATS - 1) + (i - first) % period]
-            dropped.add(i)
-            renamed.update(zip(graph.nodes[i].outputs, twin.outputs, strict=True))
-            if i >= end - period:
-                last.update(graph.nodes[i].outputs)
-    nodes = tuple(
-        replace(n, inputs=tuple(renamed.get(x, x) for x in n.inputs))
-        for i, n in enumerate(graph.nodes)
-        if i not in dropped
-    )
-    # What a dropped repeat gave as an output of its own is gone, except what the last one gave, now
-    # the second's.
-    outputs = tuple(
-        dict.fromkeys(renamed.get(o, o) for o in graph.outputs if o not in renamed or o in last)
-    )
-    outputs = outputs or tuple(renamed.get(o, o) for o in graph.outputs[:1])
-    return prune(replace(graph, nodes=nodes, outputs=outputs)), said
+    runs = [run for run in find_runs(graph) if run[2] > KEPT_REPEATS]
+    said = [f"{repeats} to {KEPT_REPEATS}" for _, _, repeats in runs]
+    return fewer_repeats(graph, runs, KEPT_REPEATS), said
 
 
 def resized(
@@ -276,21 +252,3 @@ def _still(rule: Rule, was: Rule, split: Split, mesh: dict[str, int]) -> bool:
         r.sizes.get(f, 1) % int(np.prod([mesh[a] for a in axes], dtype=int)) == 0
     )
     return all(even(rule, f, axes) for f, axes in split.pairs if even(was, f, axes))
-
-
-def follow(plan: Plan, graph: Graph, small: Graph) -> Plan:
-    """The plan of a graph on its shrunk form: the same splits, and the repeated blocks that are
-    left."""
-    place = {node.id: i for i, node in enumerate(small.nodes)}
-    runs = []
-    for first, period, repeats in plan.repeated_blocks:
-        ids = [graph.nodes[first + k].id for k in range(period * min(repeats, KEPT_REPEATS))]
-        if all(i in place for i in ids) and [place[i] - place[ids[0]] for i in ids] == list(
-            range(len(ids))
-        ):
-            runs.append((place[ids[0]], period, min(repeats, KEPT_REPEATS)))
-    return replace(
-        plan,
-        splits={k: s for k, s in plan.splits.items() if k in place},
-        repeated_blocks=tuple(runs),
-    )

@@ -344,7 +344,8 @@ def numbers(
     notes: tuple[str, ...] = ()
     reason = too_large(graph, plan, compiled, workload == "train", timeout_s)
     if reason:
-        from planner.verify.shrink import follow, shrink, within_goals
+        from planner.execution.fewer_repeats import follow
+        from planner.verify.shrink import shrink, within_goals
 
         small = shrink(graph, 0, plan=plan, folder=model.folder)
         notes = tuple(n for n in small.notes if n not in graph.notes)

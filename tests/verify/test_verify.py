@@ -18,13 +18,15 @@ from hypothesis import strategies as st
 
 import planner
 from planner.errors import PlanError
+from planner.execution.fewer_repeats import fewer_repeats, follow
+from planner.graph.repeats import find_runs
 from planner.ops.lookup import rule_of
 from planner.pins.pins import Pins
 from planner.sharding.rule import legal
 from planner.verify import worker
 from planner.verify.extents import Extents, window
 from planner.verify.report import FLOPS, TRAFFIC, Figure, Numbers, VerifyReport
-from planner.verify.shrink import fewer_repeats, fits, follow, shrink, within_goals
+from planner.verify.shrink import fits, shrink, within_goals
 from planner.workload.model import Model, Workload
 
 ROOT = Path(__file__).parents[2]
@@ -370,8 +372,8 @@ def test_a_shrunk_plan_is_legal_and_its_graph_runs_like_its_twin(kind: str) -> N
 
 def test_repeats_keep_what_leaves_the_last_one() -> None:
     graph = Model.open("zoo:llama-tiny,layers=6", Workload(kind="train", batch=4), 1).graph(1)
-    small, said = fewer_repeats(graph)
-    assert said == ["6 to 2"] and small.outputs == graph.outputs
+    small = fewer_repeats(graph, find_runs(graph), 2)
+    assert [repeats for _, _, repeats in find_runs(small)] == [2] and small.outputs == graph.outputs
     assert small.parameters < graph.parameters and len(small.nodes) < len(graph.nodes)
 
 
