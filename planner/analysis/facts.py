@@ -88,16 +88,45 @@ class GraphFacts(BasicFacts):
 
     @classmethod
     def of(
-        cls, graph: Graph, *, training: bool, fold: bool = True, cut_anywhere: bool = False
+        cls,
+        graph: Graph,
+        *,
+        training: bool,
+        fold: bool = True,
+        cut_anywhere: bool = False,
+        runs: tuple[tuple[int, int, int], ...] | None = None,
     ) -> GraphFacts:
-        """Derive once per graph; `fold=False` gives every node its own decision."""
-        runs = find_runs(graph) if fold else ()
+        """Derive once per graph; `fold=False` gives every node its own decision. runs: its repeated
+        blocks, where they are known."""
+        if runs is None:
+            runs = find_runs(graph) if fold else ()
         shared = tuple(classes(graph, runs))
         times: dict[int, int] = {}
         for c in shared:
             times[c] = times.get(c, 0) + 1
         grad = gradient_tensors(graph) if training else frozenset()
         return cls(graph, training, *_rules(graph, shared), grad, runs, shared, times, cut_anywhere)
+
+    @classmethod
+    def known(cls, graph: Graph, *, training: bool, fold: bool) -> GraphFacts:
+        """The same, derived once for all searches of a graph."""
+        key = "facts", training, fold
+        if key not in graph.memo:
+            graph.memo[key] = cls.of(graph, training=training, fold=fold)
+        found: GraphFacts = graph.memo[key]
+        return found
+
+    @cached_property
+    def alike(self) -> GraphFacts:
+        """Facts of whose graph a node of each name takes as long: themselves, or those of the graph
+        with other repeats."""
+        return self
+
+    def with_repeats(self, graph: Graph, runs: tuple[tuple[int, int, int], ...]) -> GraphFacts:
+        """Facts of the same graph with other repeats of its runs, at least two of each."""
+        result = GraphFacts.of(graph, training=self.training, runs=runs)
+        vars(result)["alike"] = self.alike
+        return result
 
     def at(self, graph: Graph) -> GraphFacts:
         """The base of the same graph at another batch: only what its extents say is worked out

@@ -139,6 +139,29 @@ def derive(
     )
 
 
+Reading = tuple[list[tuple[Layout, Layout]], list[Layout]]
+"""Layouts of operands, with a gradient and without one, and of results."""
+READINGS = 4096
+"""Readings that are kept: a search has some hundred."""
+
+
+def _reading(rule: Rule, split: Split, order: Axes) -> Reading:
+    """The reading of a rule, made once for all rules of its form."""
+    key = rule.form, split, order
+    if key not in _readings:
+        if len(_readings) >= READINGS:
+            _readings.clear()
+        operands = [rule.operand(slot, split, order) for slot in range(len(rule.operands))]
+        _readings[key] = (
+            [(x, replace(x, grad_partial=()) if x.grad_partial else x) for x in operands],
+            [rule.result(k, split, order) for k in range(len(rule.results))],
+        )
+    return _readings[key]
+
+
+_readings: dict[tuple[tuple[object, ...], Split, Axes], Reading] = {}
+
+
 class _Derivation:
     """A flow in the making.
 
@@ -161,14 +184,14 @@ class _Derivation:
 
     def read_rules(self) -> None:
         """What every node asks of its operands, and in which layouts it leaves its results."""
-        readings: dict[tuple[int, int], tuple[list[tuple[Layout, Layout]], list[Layout]]] = {}
+        readings: dict[tuple[int, int], Reading] = {}
         need, source, wanted = self.need, self.source, self.wanted
         splits = splits_of_nodes(self.graph, self.plan)
         every = _operands(self.graph, self.cut)
         for rule, split, (slots, results) in zip(self.rules, splits, every, strict=True):
             reading = readings.get((id(rule), id(split)))
             if reading is None:
-                reading = readings[id(rule), id(split)] = self._reading(rule, split)
+                reading = readings[id(rule), id(split)] = _reading(rule, split, self.plan.order)
             operands, made = reading
             for key, name, which in slots:
                 layout = need[key] = operands[key[1]][which]
@@ -177,17 +200,6 @@ class _Derivation:
                 else:
                     wanted[name] = [layout]
             source.update(zip(results, made, strict=False))
-
-    def _reading(
-        self, rule: Rule, split: Split
-    ) -> tuple[list[tuple[Layout, Layout]], list[Layout]]:
-        """Layouts of operands, with a gradient and without one, and of results."""
-        order = self.plan.order
-        operands = [rule.operand(slot, split, order) for slot in range(len(rule.operands))]
-        return (
-            [(x, replace(x, grad_partial=()) if x.grad_partial else x) for x in operands],
-            [rule.result(k, split, order) for k in range(len(rule.results))],
-        )
 
     def read_ends(self) -> None:
         """Layouts of what enters the graph and of what leaves it: nothing partial is handed out."""

@@ -8,7 +8,7 @@ none, planner.pricing.uneven_step for uneven ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from planner.analysis.facts import GraphFacts
 from planner.execution import collectives
 from planner.execution.collective import CollectiveUse, traffic
 from planner.execution.layout_flow import Flow
-from planner.pricing.cost import Communication, Cost, KernelSeconds
+from planner.pricing.cost import Communication, Cost, StepParts
 
 
 def communication_of(rows: Iterable[tuple[CollectiveUse, float, float]]) -> Communication:
@@ -37,31 +37,27 @@ def add_up(
     flow: Flow,
     uses: Iterable[CollectiveUse],
     *,
-    kernels: KernelSeconds,
-    communication: Communication,
-    optimizer_s: float,
+    seconds: StepParts,
     memory: Breakdown,
-    others: Mapping[str, float] | None = None,
 ) -> Cost:
-    """The price of a derived flow from what its parts take. uses: all its collectives; others:
-    seconds of OTHER_PARTS."""
+    """The price of a derived flow from what its parts take. uses: all its collectives."""
     flops = collectives.dot_flops(flow, again=False)
     cost = Cost(
         step_time_s=0.0,
-        compute_time_s=kernels.compute_s,
-        recompute_time_s=kernels.recompute_s,
-        bubble_time_s=kernels.bubble_s,
+        compute_time_s=seconds.kernels.compute_s,
+        recompute_time_s=seconds.kernels.recompute_s,
+        bubble_time_s=seconds.kernels.bubble_s,
         communication_time_s=0.0,
         exposed_communication_time_s=0.0,
-        optimizer_time_s=optimizer_s,
+        optimizer_time_s=seconds.optimizer_s,
         flops_per_device=flops,
         memory=memory,
         traffic=traffic(uses, flow.plan.order, dict(flow.plan.mesh)),
         distinct_work=_distinct_work(base, flow, flops),
         exposed_by_axes={},
     )
-    parts: dict[str, Any] = dict(others or {})
-    return replace(cost, **parts).with_communication(communication)
+    others: dict[str, Any] = dict(seconds.others)
+    return replace(cost, **others).with_communication(seconds.communication)
 
 
 def _distinct_work(base: GraphFacts, flow: Flow, flops: int) -> float:

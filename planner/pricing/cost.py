@@ -71,11 +71,13 @@ class Cost:
         """The price of the same plan where its communication takes other times."""
         return replace(
             self,
-            step_time_s=self.compute_time_s
-            + self.bubble_time_s
-            + communication.exposed_s
-            + self.optimizer_time_s
-            + self.other_time_s,
+            step_time_s=summed_s(
+                self.compute_time_s,
+                self.bubble_time_s,
+                communication.exposed_s,
+                self.optimizer_time_s,
+                self.other_time_s,
+            ),
             communication_time_s=communication.exposed_s + communication.hidden_s,
             exposed_communication_time_s=communication.exposed_s,
             exposed_by_axes=communication.by_axes,
@@ -102,3 +104,28 @@ class Communication:
     hidden_s: float = 0.0
     by_axes: Mapping[tuple[str, str], float] = field(default_factory=dict)
     launching_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Seconds of a step by part. others: of OTHER_PARTS and of those of the optimizer that are told
+    apart, by field of Cost."""
+
+    kernels: KernelSeconds
+    communication: Communication
+    optimizer_s: float = 0.0
+    others: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the step."""
+        others = sum(self.others.get(part, 0.0) for part in OTHER_PARTS)
+        compute, bubble = self.kernels.compute_s, self.kernels.bubble_s
+        return summed_s(compute, bubble, self.communication.exposed_s, self.optimizer_s, others)
+
+
+def summed_s(
+    compute_s: float, bubble_s: float, exposed_s: float, optimizer_s: float, others_s: float
+) -> float:
+    """Seconds of a step, whose parts follow one another."""
+    return compute_s + bubble_s + exposed_s + optimizer_s + others_s

@@ -49,8 +49,9 @@ def kernel_times(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> tupl
 
 def times_of_class(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
     """`kernel_times`, worked out once for all nodes of a class, in all plans that split it so."""
-    _, known = pricer.memo.setdefault(("times of classes", id(base)), (base, {}))
-    key = base.shared[i], split  # the base is kept, so that its id stays unique
+    # The base is kept, so that its id stays unique.
+    _, known = pricer.memo.setdefault(("times of classes", id(base.alike)), (base.alike, {}))
+    key = base.graph.nodes[base.shared[i]].id, split
     if key not in known:
         known[key] = kernel_times(base, i, split, pricer)
     found: tuple[float, float] = known[key]

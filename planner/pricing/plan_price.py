@@ -4,6 +4,7 @@ planner.execution.engine names does."""
 from __future__ import annotations
 
 from planner.analysis.facts import GraphFacts
+from planner.execution import collectives
 from planner.execution.collective import CollectiveUse
 from planner.execution.engine import Engine, engine_of
 from planner.execution.layout_flow import Flow
@@ -43,6 +44,15 @@ def price_flow(
     return step_time.price(base, flow, runs, pricer, uses)
 
 
+def seconds_of(base: GraphFacts, plan: Plan, pricer: Pricer) -> float:
+    """Seconds of a step of a plan, as `price_plan` has them, for who asks for nothing else."""
+    flow, runs = derived(base, plan)
+    if not _even(plan, pricer):
+        return price_flow(base, flow, runs, pricer).step_time_s
+    uses = collectives.collectives(flow, runs, pricer.itemsize)
+    return step_time.parts_of(base, flow, runs, uses, pricer).step_s
+
+
 def price_resent(
     base: GraphFacts,
     flow: Flow,
@@ -53,10 +63,12 @@ def price_resent(
 ) -> Cost:
     """Price of a flow from that of the same one whose collectives travel together up to another
     size: nothing but their times depends on it."""
-    if (
-        pricer.runtime.kernels is not None
-        or engine_of(flow.plan) is Engine.UNEVEN
-        or flow.plan.islands
-    ):
+    if not _even(flow.plan, pricer):
         return price_flow(base, flow, runs, pricer)
     return cost.with_communication(step_time.communication(base, flow, runs, uses, pricer))
+
+
+def _even(plan: Plan, pricer: Pricer) -> bool:
+    """Whether a plan is priced by planner.pricing.step_time."""
+    framework = pricer.runtime.kernels is not None
+    return not framework and engine_of(plan) is not Engine.UNEVEN and not plan.islands

@@ -43,7 +43,7 @@ from planner.execution.weight_offload import offloaded_names
 from planner.execution.weights_apart import waiting_share, weights_apart
 from planner.pricing.add_up import add_up, communication_of
 from planner.pricing.bucketing import launched, launching_s, seconds
-from planner.pricing.cost import Communication, Cost, KernelSeconds
+from planner.pricing.cost import Communication, Cost, KernelSeconds, StepParts
 from planner.pricing.device_weights import device_weights
 from planner.pricing.frameworks.dispatch import dispatched
 from planner.pricing.host_tables import pull_push_s
@@ -78,23 +78,36 @@ def price(
 ) -> Cost:
     """Price of a derived flow of the emitted program, its stages equal or none. uses: its
     collectives, where they are known."""
-    pipeline = pipeline_of(flow.graph, flow.plan)
     uses = collectives.collectives(flow, runs, pricer.itemsize) if uses is None else uses
+    return add_up(
+        base,
+        flow,
+        uses,
+        seconds=parts_of(base, flow, runs, uses, pricer),
+        memory=memory(base, flow, pricer, runs),
+    )
+
+
+def parts_of(
+    base: GraphFacts,
+    flow: Flow,
+    runs: tuple[RepeatedBlock, ...],
+    uses: tuple[CollectiveUse, ...],
+    pricer: Pricer,
+) -> StepParts:
+    """Seconds of the same by part. uses: its collectives."""
+    pipeline = pipeline_of(flow.graph, flow.plan)
     optimizer = 0.0
     if base.training:
         optimizer = _optimizer_s(flow, runs, pipeline, pricer)
     if offloaded_names(flow, runs):
         moved = offloaded_weights(flow, runs, pricer)
         optimizer += pricer.host_s(flow.plan.microbatches * moved.added + moved.once)
-    return add_up(
-        base,
-        flow,
-        uses,
-        kernels=_kernels(base, flow, runs, pipeline, pricer),
-        communication=communication(base, flow, runs, uses, pricer),
-        optimizer_s=optimizer,
-        memory=memory(base, flow, pricer, runs),
-        others=_other_parts(base, flow, runs, pricer),
+    return StepParts(
+        _kernels(base, flow, runs, pipeline, pricer),
+        communication(base, flow, runs, uses, pricer),
+        optimizer,
+        _other_parts(base, flow, runs, pricer),
     )
 
 

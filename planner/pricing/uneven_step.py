@@ -34,7 +34,7 @@ from planner.execution.orthogonalising import refuse_flat_buffers
 from planner.execution.stage_buffers import PARTS, buffers
 from planner.execution.uneven_pipeline import buffer_elements, handed_tensors
 from planner.pricing.add_up import add_up, communication_of
-from planner.pricing.cost import Cost, KernelSeconds
+from planner.pricing.cost import Cost, KernelSeconds, StepParts
 from planner.pricing.kernels import times_of_class
 from planner.pricing.pricer import Pricer
 from planner.pricing.saved_activations import PARKED_ARRAYS, saved_tensors
@@ -130,9 +130,11 @@ def price(
         base,
         flow,
         collectives.collectives(flow, (), pricer.itemsize) if uses is None else uses,
-        kernels=KernelSeconds(compute, replayed, bubble),
-        communication=communication_of(rows),
-        optimizer_s=_optimizer_s(flow, pricer),
+        seconds=StepParts(
+            KernelSeconds(compute, replayed, bubble),
+            communication_of(rows),
+            _optimizer_s(flow, pricer),
+        ),
         memory=memory(base, flow, pricer),
     )
 

@@ -28,7 +28,7 @@ FORMAT = 2
 """Of what is kept under a key (planner.search.cache_entry)."""
 APART = ("name", "folder", "proto", "workload")
 """Fields of a model that are no part of its key as they are: a name and a place change no plan,
-file and workload have a part of their own."""
+file and workload have a part of their own. Nor are those that nothing is compared by."""
 
 
 def model_key(model: Model) -> str:
@@ -55,7 +55,7 @@ def _circumstances(model: Model) -> tuple[Any, ...]:
     public = {
         f.name: getattr(model, f.name)
         for f in fields(model)
-        if not f.name.startswith("_") and f.name not in APART
+        if f.compare and not f.name.startswith("_") and f.name not in APART
     }
     workload = replace(
         model.workload, batch=model.batch, tokens_per_step=None

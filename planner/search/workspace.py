@@ -106,7 +106,7 @@ class Workspace:
         )
         if whole is not None and small is not None and whole.runs == small.runs:
             return whole.at(graph)
-        base = GraphFacts.of(graph, training=self.training, fold=self.request.fold)
+        base = GraphFacts.known(graph, training=self.training, fold=self.request.fold)
         pins, runtime = self.request.pins, self.request.runtime
         # Of what a user may pin, stages that are cut anywhere have no other recomputation.
         free = pins.techniques.get("recompute", "block") == "block" and pins.techniques.get(
@@ -114,7 +114,8 @@ class Workspace:
         ) not in ("gpipe", ZB_H1)
         asked = self.training and runtime.kernels is None and free
         stages = min(pins.mesh.get(STAGE, (1,)))
-        return replace(base, cut_anywhere=asked and base.repeats_too_much(stages))
+        anywhere = asked and base.repeats_too_much(stages)
+        return replace(base, cut_anywhere=True) if anywhere else base
 
     def pricer(self, mesh: Mesh) -> Pricer:
         """One pricer a mesh: what it has priced serves every space on that mesh."""

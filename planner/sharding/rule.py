@@ -155,6 +155,12 @@ class Rule:
         return tuple(dict.fromkeys(f for dim in dims for f in dim))
 
     @cached_property
+    def form(self) -> tuple[object, ...]:
+        """What layouts follow from, whatever the sizes."""
+        inner, paired = tuple(each.factor for each in self.inner), tuple(self.paired.items())
+        return self.operands, self.results, self.linear, inner, paired
+
+    @cached_property
     def choices(self) -> tuple[str, ...]:
         """What a split may give axes to: the factors, then the names of pairs."""
         return (*self.factors, *self.paired)
