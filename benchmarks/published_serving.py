@@ -31,10 +31,12 @@ from planner.search.build_request import make_request
 from planner.serving.arrivals import Requests
 from planner.serving.continuous import Limits, Replica
 from planner.serving.joint import Joint
-from planner.serving.phases import PhaseModel
+from planner.serving.phases import PhaseModel, readings_of
+from planner.serving.readings import PHASES
 from planner.serving.result import Service
 from planner.serving.serve import serve
-from planner.serving.step_prices import PlanPrices, Sizes
+from planner.serving.sizes import Sizes
+from planner.serving.step_prices import PlanPrices, spans_of
 from planner.workload.open import open_model
 
 A100 = {"hardware": "a100-80gb", "precision": "fp16", "memory_reserve_bytes": 0}
@@ -116,7 +118,10 @@ def queue(q: Queue) -> tuple[float, float]:
     requests = Requests(np.zeros(len(prompts)), prompts, np.maximum(outputs, 1))
     model = open_model(f"zoo:{q.model},cache=1", q.gpus, workload="infer", dims=None)
     service = Service(int(prompts.mean()), int(outputs.mean()), 64)
-    phases = (PhaseModel.of(model, phase, service) for phase in ("prompts", "step"))
+    longest = int((requests.prompt + requests.generate).max())
+    spans = spans_of(longest, (service.prompt, service.generate))
+    readings = readings_of(model, service, spans)
+    phases = (PhaseModel.of(model, phase, service, readings) for phase in PHASES)
     joint = Joint(
         *phases,
         make_request(
@@ -124,7 +129,6 @@ def queue(q: Queue) -> tuple[float, float]:
         ),
     )
     pair = next(p for p in joint.priced() if p.label == f"tp={q.gpus}" and p.split == q.gpus)
-    longest = int((requests.prompt + requests.generate).max())
     prices = PlanPrices.of(Sizes(joint, longest, service.prompt), pair)
     course = Replica(requests, prices, Limits(256, 2048, 1 << 22)).run()
     several = requests.generate > 1

@@ -18,11 +18,13 @@ from planner.serving.continuous import Limits
 from planner.serving.draft import figures, refuse_states, step_s
 from planner.serving.joint import PREFILL_TOKENS, Joint, Priced
 from planner.serving.outcome import Outcome
-from planner.serving.phases import PhaseModel
+from planner.serving.phases import PhaseModel, readings_of
 from planner.serving.pools import Apart, Pools
+from planner.serving.readings import PHASES, Readings
 from planner.serving.result import Service, Serving, replicas_words
 from planner.serving.room import most_sequences
-from planner.serving.step_prices import PlanPrices, Sizes
+from planner.serving.sizes import Sizes
+from planner.serving.step_prices import PlanPrices
 from planner.serving.traffic import AT_ONCE, STEP_TOKENS, Loads, Traffic, figures_of, told
 from planner.workload.open import open_model
 
@@ -41,6 +43,8 @@ class Asked:
     progress: Any
     kept: Service
     """How weights and caches are kept; its sizes say nothing."""
+    readings: Readings
+    """Of the model, kept so."""
 
     def served(self, prompt: int, generate: int, concurrency: int) -> Service:
         """So many sequences of these lengths, kept as is asked."""
@@ -49,7 +53,9 @@ class Asked:
     def joint(self, service: Service) -> Joint:
         """The search for a service."""
         tokens = self.prefill_tokens or PREFILL_TOKENS
-        prompts, step = (PhaseModel.of(self.model, phase, service) for phase in ("prompts", "step"))
+        prompts, step = (
+            PhaseModel.of(self.model, phase, service, self.readings) for phase in PHASES
+        )
         return Joint(prompts, step, self.request, self.progress, prefill_tokens=tokens)
 
     def at_once(self, service: Service) -> Found:
@@ -165,6 +171,10 @@ class Found:
             (joint.step, request, best.step),
         ]
 
+    def as_read(self) -> bool:
+        """Whether both phases are what is read at their own sizes."""
+        return all(model.as_read() for model, _, _ in self._phases())
+
     def drafted(self, draft: str | float) -> Mapping[str, Any]:
         """From which acceptance on a draft pays beside the plan's steps: of as many sequences as
         generate at a time, halfway. Raises PlanError P226."""
@@ -185,7 +195,10 @@ class Found:
         if isinstance(draft, str):
             model = open_model(with_cache(draft), joint.devices, workload="infer", dims=None)
             refuse_states(model)
-            other = replace(asked, model=model, request=joint.request).joint(service)
+            readings = readings_of(model, asked.kept)
+            other = replace(asked, model=model, request=joint.request, readings=readings).joint(
+                service
+            )
             seconds = step_s(other, mesh, sequences, length)
         else:
             seconds *= draft

@@ -156,6 +156,8 @@ class Replica:
                 self.first[request] = self.arrival[request]
                 self._join(request)
             return []
+        if not self.passing and not self._admits():
+            return []
         left = max(1, self.limits.step_tokens - len(self.generating))
         chunks: list[tuple[list[int], int]] = []
         while left and (len(chunks) < len(self.passing) or self._admits()):
@@ -195,8 +197,10 @@ class Replica:
     def _mixed(self, chunks: list[tuple[list[int], int]]) -> None:
         """A step with tokens of prompts, and those after it that are like it."""
         sequences, steps = len(self.generating), self._alike(chunks)
-        rows = sum(tokens for _, tokens in chunks) + sequences
-        pairs = sum(tokens * (at[1] + (tokens + 1) / 2) for at, tokens in chunks)
+        rows, pairs = sequences, 0.0
+        for at, tokens in chunks:
+            rows += tokens
+            pairs += tokens * (at[1] + (tokens + 1) / 2)
         base_s, pair_s = self.prices.prompt(rows)
         seconds, longer_s = base_s + pair_s * pairs, pair_s * chunks[0][1] ** 2
         seconds += self.prices.state_s * (sequences + len(chunks))
@@ -205,12 +209,15 @@ class Replica:
             seconds += key_s * self.keys
             longer_s += key_s * sequences
         self._pass(steps * seconds + longer_s * steps * (steps - 1) / 2, steps)
+        done = 0  # the first ones: only the last of a step may be cut short
         for at, tokens in chunks:
+            request = at[0]
             at[1] += steps * tokens
-            if at[1] == self.prompt[at[0]]:
-                self.first[at[0]] = self.now
-                self._join(at[0])
-        self.passing = [at for at in self.passing if at[1] < self.prompt[at[0]]]
+            if at[1] == self.prompt[request]:
+                done += 1
+                self.first[request] = self.now
+                self._join(request)
+        del self.passing[:done]
 
     def _alike(self, chunks: list[tuple[list[int], int]]) -> int:
         """How many steps take as many tokens of one prompt, until it ends or a sequence does: while

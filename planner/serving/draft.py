@@ -19,7 +19,8 @@ from planner.pins.pins import Pins
 from planner.serving.cached import form_of
 from planner.serving.continuous import StepPrices
 from planner.serving.joint import NO_TECHNIQUES, Joint
-from planner.serving.step_prices import PlanPrices, Sizes
+from planner.serving.sizes import Sizes
+from planner.serving.step_prices import PlanPrices
 
 DRAFTED = range(1, 9)
 """Tokens that are drafted at a time, what is tried."""

@@ -34,12 +34,13 @@ from planner.execution.plan import Plan
 from planner.execution.techniques import STRUCTURAL
 from planner.graph.ir import Graph
 from planner.machine.mesh_choices import divisors, pinned_mesh
+from planner.machine.topology import Mesh
 from planner.ops import operator_of
 from planner.ops.expert_load import expert_nodes
 from planner.pins.pins import Pins
 from planner.pricing.cost import Cost
 from planner.pricing.kernels import inner_times
-from planner.pricing.plan_price import price_plan
+from planner.pricing.plan_price import price_plan, seconds_of
 from planner.pricing.pricer import Pricer
 from planner.search.request import Candidate, Request, SearchResult
 from planner.search.search import Search
@@ -108,36 +109,46 @@ class Priced:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """A phase's price, what it was read from, and the prices of its mesh."""
+class Timed:
+    """A phase's seconds, those in which rows travel to experts and back, and the prices of its
+    mesh."""
 
-    cost: Cost
-    flow: Flow
+    step_s: float
+    exchange_s: float
     pricer: Pricer
-    base: GraphFacts
 
-    @property
-    def exchange_s(self) -> float:
-        """Seconds in which rows travel to experts and back."""
-        graph, splits = self.base.graph, self.flow.plan.splits
-        return sum(
-            self.base.times[i]
-            * inner_times(self.base, i, splits[graph.nodes[i].id], self.pricer)[0]
-            for i, _ in expert_nodes(graph)
-            if i in self.base.times
-        )
+    @classmethod
+    def of(cls, base: GraphFacts, plan: Plan, pricer: Pricer) -> Timed:
+        """Of a plan for a graph."""
+        return Timed(seconds_of(base, plan, pricer), exchanges_s(base, plan, pricer), pricer)
 
-    def seconds(self, half: Phase | None = None) -> float:
+    def seconds(self, half: Timed | None = None) -> float:
         """Of an engine, with two halves of the batch where that is shorter: one computes while rows
         of the other travel, so that the longer of both counts, twice. half: the pass over half the
         sequences; without it half takes half the time, as where arithmetic bounds it."""
-        whole_s, sent_s = self.cost.step_time_s, self.exchange_s
-        if not self.pricer.runtime.serves or not sent_s:
-            return whole_s
-        one_s, sent_s = (
-            (half.cost.step_time_s, half.exchange_s) if half else (whole_s / 2, sent_s / 2)
-        )
-        return min(whole_s, 2 * max(one_s - sent_s, sent_s))
+        if not self.pricer.runtime.serves or not self.exchange_s:
+            return self.step_s
+        parts = (self.step_s / 2, self.exchange_s / 2)
+        one_s, sent_s = (half.step_s, half.exchange_s) if half else parts
+        return min(self.step_s, 2 * max(one_s - sent_s, sent_s))
+
+
+@dataclass(frozen=True)
+class Phase(Timed):
+    """A phase's price, memory too, and its flow."""
+
+    cost: Cost
+    flow: Flow
+
+
+def exchanges_s(base: GraphFacts, plan: Plan, pricer: Pricer) -> float:
+    """Seconds in which rows travel to experts and back."""
+    nodes = base.graph.nodes
+    return sum(
+        base.times[i] * inner_times(base, i, plan.splits[nodes[i].id], pricer)[0]
+        for i, _ in expert_nodes(base.graph)
+        if i in base.times
+    )
 
 
 class Joint:
@@ -164,6 +175,7 @@ class Joint:
             prefill_tokens,
         )
         self._waves: dict[int, PhaseModel] = {}
+        self._pricers: dict[Mesh, Pricer] = {}
         self.request = replace(
             request, baselines=False, solver=request.solver, mode="auto", objective="step"
         )
@@ -379,7 +391,7 @@ class Joint:
         cache, state = self.cache_bytes(each), self.state_bytes(each)
         half = self.half_step(replicas, step.best)
         ttft = first.seconds() + each.pricer.kernel_s(0.0, self._handed(each, wave), compute)
-        tpot = (each.seconds(half) if half else each.cost.step_time_s) + 2 * each.pricer.kernel_s(
+        tpot = (each.seconds(half) if half else each.step_s) + 2 * each.pricer.kernel_s(
             0.0, 2 * self.token_bytes(each), compute
         )
         peak = self.peak_bytes(first, each, wave)
@@ -415,17 +427,26 @@ class Joint:
         return self.step.form.held
 
     def phase(self, base: GraphFacts, best: Candidate) -> Phase:
-        pricer = Pricer(self.request.topology, best.mesh, self.request.runtime, self.request.recipe)
+        """The price of a plan for a graph."""
+        pricer = self.pricer(best)
         cost, flow, _ = price_plan(base, best.plan, pricer)
-        return Phase(cost, flow, pricer, base)
+        exchange_s = exchanges_s(base, best.plan, pricer)
+        return Phase(cost.step_time_s, exchange_s, pricer, cost, flow)
 
-    def half_step(self, replicas: int, best: Candidate) -> Phase | None:
+    def pricer(self, best: Candidate) -> Pricer:
+        """Prices on a plan's mesh, which plans on it share."""
+        mesh, request = best.mesh, self.request
+        if mesh not in self._pricers:
+            self._pricers[mesh] = Pricer(request.topology, mesh, request.runtime, request.recipe)
+        return self._pricers[mesh]
+
+    def half_step(self, replicas: int, best: Candidate) -> Timed | None:
         """A step of half the sequences under a plan; None where replicas cannot halve theirs, or
         nothing has halves."""
         sequences = self.step.service.concurrency
         if not self.request.runtime.serves or sequences % (2 * replicas):
             return None
-        return self.phase(self._half_base, best)
+        return Timed.of(self._half_base, best.plan, self.pricer(best))
 
     @cached_property
     def _half_base(self) -> GraphFacts:

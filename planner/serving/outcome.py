@@ -105,9 +105,9 @@ class Outcome:
         """Order: those that serve the rate and meet the targets, then the objective to a
         thousandth, then the rest."""
         rest = (self.seconds("tpot", STRICTEST), self.seconds("ttft", STRICTEST))
-        values = [float(f"{v:.4g}") for v in (self.value(objective), *rest)]
+        values = [told_of(v) for v in (self.value(objective), *rest)]
         if not self.stable:
-            values = [float(f"{1 / self.most_per_s:.4g}"), *values]
+            values = [told_of(1 / self.most_per_s), *values]
         return (self.miss(targets), values)
 
     def row(self) -> dict[str, float]:
@@ -132,3 +132,8 @@ class Outcome:
                 for t in targets
             ],
         }
+
+
+def told_of(value: float) -> float:
+    """A value to a thousandth: what is told apart of two."""
+    return float(f"{value:.4g}")

@@ -9,17 +9,22 @@ padded on the left, and the mask says so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import cached_property
 
 import numpy as np
 
 from planner.errors import PlanError
+from planner.execution.fewer_repeats import Run, fewer_repeats
 from planner.graph.ir import Graph
+from planner.graph.rescale import same
 from planner.reader import read_model
+from planner.reader.onnx.check import Checked
 from planner.serving.cached import Form, form_of, with_constants
 from planner.serving.latent import absorbed, latents
 from planner.serving.quantize import quantized
+from planner.serving.readings import READ_AT, Phase, Readings, Sights
 from planner.serving.result import Service
 from planner.serving.rewrite import (
     Sight,
@@ -33,8 +38,6 @@ from planner.serving.rewrite import (
 from planner.serving.states import all_real, from_nothing, going_on
 from planner.workload.model import Model, Workload
 
-Phase = Literal["prompts", "step"]
-
 
 @dataclass
 class PhaseModel(Model):
@@ -43,11 +46,17 @@ class PhaseModel(Model):
     phase: Phase = "prompts"
     service: Service = field(default_factory=lambda: Service(1, 1, 1))
     form: Form | None = None
-    sights: dict[tuple[int, int], dict[str, int]] = field(default_factory=dict)
-    """(tokens, of them padding) -> attention -> how many it sees (`sight`), of all services."""
+    sights: Sights = field(default_factory=dict, compare=False)
+    """Of all services."""
+    readings: Readings | None = field(default=None, compare=False)
+    """What graphs are derived from; None: all are read."""
+    own: bool = field(default=False, compare=False)
+    """Whether this one is read in any case."""
 
     @classmethod
-    def of(cls, model: Model, phase: Phase, service: Service) -> PhaseModel:
+    def of(
+        cls, model: Model, phase: Phase, service: Service, readings: Readings | None = None
+    ) -> PhaseModel:
         """A phase of a model that was opened. Raises PlanError P220, P221 where it has no cache
         that is understood."""
         form = form_of(model.proto, model.name, model.workload.dims)
@@ -69,12 +78,25 @@ class PhaseModel(Model):
             phase=phase,
             service=service,
             form=form,
+            sights=readings.sights if readings else {},
+            readings=readings,
         )
 
     def at(self, **changes: int) -> PhaseModel:
         """The same under another service: concurrency or wave."""
-        service = replace(self.service, **changes)  # type: ignore[arg-type]
-        return PhaseModel(
+        return self._like(self.phase, replace(self.service, **changes))  # type: ignore[arg-type]
+
+    def of_size(self, phase: Phase, rows: int, tokens: int) -> PhaseModel:
+        """A phase of so many sequences: whole prompts of so many tokens, or a step with as many in
+        the cache."""
+        if phase == "prompts":
+            sizes = {"prompt": tokens, "wave": rows}
+        else:
+            sizes = {"prompt": tokens - 1, "generate": 1}
+        return self._like(phase, replace(self.service, concurrency=rows, **sizes))  # type: ignore[arg-type]
+
+    def _like(self, phase: Phase, service: Service) -> PhaseModel:
+        like = PhaseModel(
             self.name,
             self.workload,
             self.devices,
@@ -82,16 +104,62 @@ class PhaseModel(Model):
             self.proto,
             self.lengths,
             left_out=self.left_out,
-            phase=self.phase,
+            phase=phase,
             service=service,
             form=self.form,
             sights=self.sights,
+            readings=self.readings,
         )
+        vars(like)["_checked"] = self._checked
+        return like
 
     @property
     def rows(self) -> int:
         """Sequences of this phase's batch."""
         return self.service.at_once if self.phase == "prompts" else self.service.concurrency
+
+    @property
+    def tokens(self) -> int:
+        """Of a prompt, or in the cache."""
+        return self.service.prompt if self.phase == "prompts" else self.service.length
+
+    @property
+    def batch(self) -> int:
+        """Sequences of this phase's batch: said, and not read from its graph."""
+        return self.rows
+
+    @property
+    def plain(self) -> Graph:
+        """The graph without what the search adds; where it is derived that one stands for it."""
+        return super().plain if self.own else self._derived or super().plain
+
+    def graph(self, microbatches: int = 1) -> Graph:
+        """The graph of the phase, derived where there are readings to derive it from."""
+        derived = self._derived if microbatches == 1 and not self.own else None
+        return derived or super().graph(microbatches)
+
+    @cached_property
+    def _derived(self) -> Graph | None:
+        readings = self.readings
+        return readings.graph(self.phase, self.rows, self.tokens) if readings else None
+
+    def with_repeats(self, run: Run, kept: int) -> Graph:
+        """The same with so many repeats of a run."""
+        if self.readings is not None:
+            derived = self.readings.graph(self.phase, self.rows, self.tokens, (run, kept))
+            if derived is not None:
+                return derived
+        return fewer_repeats(self.graph(1), (run,), kept)
+
+    def as_read(self) -> bool:
+        """Whether the graph is what is read at its own size."""
+        derived, self.own = self._derived, True
+        return derived is None or same(derived, self.graph(1))
+
+    def sees_all(self, tokens: int) -> bool:
+        """Whether each attention of a step sees all of so many tokens in its cache."""
+        assert self.form is not None
+        return set(self._sight(self.form, tokens + 1).values()) <= {tokens + 1}
 
     def read(self, batch: int | None, *, part: bool = False) -> Graph:
         """The graph of the phase; the batch is the service's, in one part."""
@@ -99,10 +167,13 @@ class PhaseModel(Model):
         assert form is not None and batch in (None, self.rows)
         if self.phase == "prompts":
             proto = with_constants(self.proto, self._empty(form, self.rows))
-            read = self._read(proto, s.prompt, s.prompt, ())
+            checked = Checked.of(proto, self.folder)
+            read = self._read(checked, s.prompt, s.prompt, ())
             graph = prompt_graph(from_nothing(read, form), form)
         else:
-            read = self._read(self.proto, 1, s.length + 1, form.pasts)
+            read = self._read(self._checked, 1, s.length + 1, form.pasts)
+            if self.rows <= max(READ_AT):
+                self.sights.setdefault((s.length + 1, 0), sight(read, form, 0))
             graph = step_graph(going_on(read, form), form, self._windows(form))
             graph = with_cache_of(graph, form, s.cache_type)
         if s.engine and self.phase == "prompts":
@@ -125,6 +196,9 @@ class PhaseModel(Model):
         """Attention -> what it sees in a step with a full cache, where that is not all. Raises
         PlanError P221 where it is neither the last tokens nor a chunk's."""
         total = self.service.length + 1
+        for (more, padding), seen in self.sights.items():
+            if more >= total and not padding and set(seen.values()) <= {more}:
+                return {}  # who sees all of more tokens
         seen = self._sight(form, total)
         fewer = {node: tokens for node, tokens in seen.items() if tokens < total}
         if not fewer:
@@ -157,7 +231,7 @@ class PhaseModel(Model):
 
     def _absorbed(self, form: Form) -> frozenset[str]:
         """Weights that steps read otherwise than the pass over prompts does."""
-        read = self._read(self.proto, 1, 2, form.pasts, batch=1)
+        read = self._read(self._checked, 1, 2, form.pasts, batch=1)
         return absorbed(latents(read, frozenset(form.presents)))
 
     def _sight(self, form: Form, total: int, padding: int = 0) -> dict[str, int]:
@@ -165,17 +239,17 @@ class PhaseModel(Model):
         would take gigabytes."""
         at = total, padding
         if at not in self.sights:
-            read = self._read(self.proto, 1, total, form.pasts, batch=1)
+            read = self._read(self._checked, 1, total, form.pasts, batch=1)
             self.sights[at] = sight(read, form, padding)
         return self.sights[at]
 
     def _read(
-        self, proto: Any, tokens: int, total: int, pasts: tuple[str, ...], batch: int = 0
+        self, model: Checked, tokens: int, total: int, pasts: tuple[str, ...], batch: int = 0
     ) -> Graph:
         """The model with so many tokens of `total`; batch: 0 for the phase's own."""
         form, batch = self.form, batch or self.rows
         assert form is not None
-        given = {i.name for i in proto.graph.input}
+        given = {i.name for i in model.model.graph.input}
         shapes: dict[str, tuple[int, ...]] = {
             form.ids: (batch, tokens),
             form.positions: (batch, tokens),
@@ -186,7 +260,7 @@ class PhaseModel(Model):
         caches = [i for i in self.proto.graph.input if i.name in form.sizes]
         said = {d.dim_param for i in caches for d in i.type.tensor_type.shape.dim}
         return read_model(
-            proto,
+            model,
             self.folder,
             dims={n: v for n, v in self.workload.dims.items() if n not in said},
             shapes={n: shape for n, shape in shapes.items() if n in given},
@@ -204,3 +278,16 @@ class PhaseModel(Model):
             (p, np.zeros((batch, heads, 0, width), kinds[p]))
             for p, (heads, width) in form.sizes.items()
         ]
+
+
+def readings_of(
+    model: Model, kept: Service, spans: Mapping[Phase, tuple[int, int]] | None = None
+) -> Readings:
+    """Readings of both phases of a model that was opened. kept: how weights and caches are; its
+    sizes say nothing. Raises PlanError P220, P221 where it has no cache that is understood."""
+    step = PhaseModel.of(model, "step", kept)
+
+    def read(phase: Phase, rows: int, tokens: int) -> Graph:
+        return step.of_size(phase, rows, tokens).graph(1)
+
+    return Readings(read, step.sees_all, step.sights, spans or {})

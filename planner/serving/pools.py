@@ -40,7 +40,8 @@ from planner.serving.continuous import (
 from planner.serving.joint import NO_TECHNIQUES, Joint
 from planner.serving.outcome import Outcome
 from planner.serving.result import Service
-from planner.serving.step_prices import PlanPrices, Sizes
+from planner.serving.sizes import Sizes
+from planner.serving.step_prices import PlanPrices
 from planner.serving.traffic import AT_ONCE, STEP_TOKENS, Traffic, figures_of, most_waiting
 
 DIVISIONS = 3
@@ -235,8 +236,7 @@ class _Replicas:
         self.asked, self.split, self.traffic = pools.on(split), split, traffic
         sequences = max(1, int((pools.at_once or AT_ONCE) * split))
         self.joint = self.asked.joint(self.asked.served(*traffic.mean_lengths, sequences))
-        r = traffic.requests
-        self.longest = int((r.prompt + r.generate).max())
+        self.longest = traffic.longest
 
     @cached_property
     def found(self) -> list[tuple[str, SearchResult, SearchResult]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.serving.joint import Joint, Priced
-from planner.serving.step_prices import Sizes
+from planner.serving.sizes import Sizes
 
 GUESSES, MOST_SEQUENCES = 8, 1 << 20
 

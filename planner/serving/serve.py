@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,21 @@ from planner.search.options import (
     SearchOptions,
     StepOptions,
 )
-from planner.serving.asked import Asked, Found, on_devices, on_fewest
+from planner.serving.asked import Asked, Found, Short, on_devices, on_fewest
 from planner.serving.cached import with_cache
 from planner.serving.draft import draft_of, refuse_states
 from planner.serving.lengths import Lengths
+from planner.serving.phases import PhaseModel, readings_of
 from planner.serving.pools import Pools, refusal
+from planner.serving.readings import PHASES, Readings
 from planner.serving.result import OBJECTIVES, Service, Serving, pools_of
+from planner.serving.step_prices import spans_of
 from planner.serving.targets import Target
 from planner.serving.traffic import Traffic
 from planner.strategy.strategy import Strategy
 from planner.support.choices import choose
 from planner.whatif.sweep import device_counts
+from planner.workload.model import Model
 from planner.workload.open import open_model
 
 FEWEST = "fewest"
@@ -110,6 +115,20 @@ def serve(
     quantize = _kept(quantize, step.precision)
     _refuse_runtime(engine, runtime)
     kept = Service(1, 1, 1, quantize, cache_type=cache_type, engine=engine)
+    traffic, counts = None, list[int]()
+    if rate is not None:
+        wanted = {"ttft": ttft, "tpot": tpot}
+        targets = tuple(Target.of(name, w) for name, w in wanted.items() if w is not None)
+        traffic = Traffic.of(rate, prompt, generate, seed, targets)
+        counts = _counts(hardware, topology) if pools or devices == FEWEST else []
+
+    @lru_cache(maxsize=1)
+    def opened() -> tuple[Model, Readings]:
+        model = open_model(with_cache(source), 1, workload="infer", dims=dims)
+        if draft is not None:
+            refuse_states(model)
+        spans = spans_of(traffic.longest, traffic.mean_lengths) if traffic else {}
+        return model, readings_of(model, kept, spans)
 
     def on(count: int | None) -> Asked:
         machine = MachineOptions(
@@ -118,22 +137,15 @@ def serve(
         request = build_request(machine, step, search)
         if engine:
             request = replace(request, runtime=load_runtime(engine))
-        cached = with_cache(source)
-        model = open_model(cached, request.topology.devices, workload="infer", dims=dims)
-        if draft is not None:
-            refuse_states(model)
-        return Asked(model, request, objective, prefill_tokens, progress, kept)
+        model, readings = opened()
+        model = replace(model, devices=request.topology.devices)
+        return Asked(model, request, objective, prefill_tokens, progress, kept, readings)
 
-    fewer, drafts = None, None if draft is None else draft_of(draft)
-    if rate is None:
-        asked = on(_number(devices))
-        service = asked.served(_tokens(prompt), _tokens(generate), concurrency or 1)
-        found = asked.at_once(service)
-    else:
-        wanted = {"ttft": ttft, "tpot": tpot}
-        targets = tuple(Target.of(name, w) for name, w in wanted.items() if w is not None)
-        traffic = Traffic.of(rate, prompt, generate, seed, targets)
-        counts = _counts(hardware, topology) if pools or devices == FEWEST else []
+    def best() -> tuple[Found, Short | None]:
+        if traffic is None:
+            asked = on(_number(devices))
+            service = asked.served(_tokens(prompt), _tokens(generate), concurrency or 1)
+            return asked.at_once(service), None
         share = concurrency / devices if concurrency and isinstance(devices, int) else 0
         apart = Pools(on, counts, share) if pools else None
 
@@ -143,9 +155,14 @@ def serve(
             return asked.arriving(traffic, concurrency, seed, apart)
 
         if devices == FEWEST:
-            found, fewer = on_fewest(ask, counts, traffic)
-        else:
-            found = on_devices(ask, _number(devices), traffic)
+            return on_fewest(ask, counts, traffic)
+        return on_devices(ask, _number(devices), traffic), None
+
+    drafts = None if draft is None else draft_of(draft)
+    found, fewer = best()
+    if not found.as_read():  # then all is read
+        opened()[1].derives = False
+        found, fewer = best()
     provenance = {
         "source": str(source if isinstance(source, str | Path) else found.asked.model.name),
         "search_s": round(time.monotonic() - begun, 3),
@@ -278,8 +295,6 @@ def program(
 def reopened(serving: Serving, source: str | Path, quantized: bool = True) -> list[Any]:
     """The phases of a plan's model; quantized: with the plan's weights, else with the model's
     own."""
-    from planner.serving.phases import PhaseModel
-
     model = open_model(
         with_cache(source),
         serving.step.topology["devices"],
@@ -287,7 +302,7 @@ def reopened(serving: Serving, source: str | Path, quantized: bool = True) -> li
         dims=serving.step.workload["dims"],
     )
     service = serving.shape if quantized else replace(serving.shape, quantize="none")
-    return [PhaseModel.of(model, phase, service) for phase in ("prompts", "step")]
+    return [PhaseModel.of(model, phase, service) for phase in PHASES]
 
 
 def _header(serving: Serving) -> str:

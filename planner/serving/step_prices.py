@@ -16,57 +16,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, cached_property
 
-from planner.analysis.facts import GraphFacts
-from planner.graph.ir import Graph
-from planner.graph.rescale import Scaled
-from planner.pricing.pricer import Pricer
+from planner.execution.plan import Plan
 from planner.search.request import Candidate
-from planner.serving.joint import Joint, Priced
+from planner.serving.joint import Priced, Timed
+from planner.serving.readings import Phase
+from planner.serving.sizes import Sizes
 
 SHORT = 8
 """The shorter of the two lengths of the cache is so many times shorter."""
 FEWEST_ROWS = 16
-READ_AT = (2, 4)
-"""Batches at which graphs are read, from which others follow."""
 
 
-class Sizes:
-    """Graphs of both phases at other sizes, for all plans of a search."""
+def shorter(longest: int) -> int:
+    """The shorter of the two lengths of the cache."""
+    return max(1, longest // SHORT)
 
-    def __init__(self, joint: Joint, longest: int, prompt: int) -> None:
-        """longest: tokens of a sequence at the end; prompt: of a prompt, in the mean."""
-        self.joint, self.longest, self.prompt = joint, max(2, longest), prompt
-        self.facts, self._scaled = cache(self._facts), cache(self._read_twice)
 
-    def _facts(self, phase: str, rows: int, tokens: int) -> GraphFacts:
-        """Of a batch of `rows`: prompts of so many tokens, or a step over so many in the cache."""
-        scaled = self._scaled(phase, tokens)
-        graph = (scaled and scaled.at(rows)) or self.read(phase, rows, tokens)
-        return GraphFacts.of(graph, training=False, fold=self.joint.request.fold)
+def power_below(number: int) -> int:
+    """The greatest power of two that is no more."""
+    return 1 << (number.bit_length() - 1)
 
-    def _read_twice(self, phase: str, tokens: int) -> Scaled | None:
-        """What is alike at all batches: reading a graph takes longer than pricing it."""
-        return Scaled.of(*(self.read(phase, rows, tokens) for rows in READ_AT))
 
-    @cached_property
-    def windows(self) -> tuple[tuple[int, float], ...]:
-        """(most tokens that they keep, their part of a token's bytes) of caches of layers with a
-        sliding window, as far as a sequence is longer."""
-        tensors = self.facts("step", READ_AT[0], self.longest).graph.tensors
-        caches = [tensors[past].shape for past in self.joint.pasts]
-        whole, parts = sum(heads * width for _, heads, _, width in caches), dict[int, float]()
-        for _, heads, tokens, width in caches:
-            if tokens < self.longest:
-                parts[tokens] = parts.get(tokens, 0.0) + heads * width / whole
-        return tuple(sorted(parts.items()))
-
-    def read(self, phase: str, rows: int, tokens: int) -> Graph:
-        """The graph, as the model is read."""
-        if phase == "prompts":
-            model = self.joint.prompts(1).at(concurrency=rows, wave=rows, prompt=tokens)
-        else:
-            model = self.joint.step.at(concurrency=rows, prompt=tokens - 1, generate=1)
-        return model.graph(1)
+def spans_of(longest: int, lengths: tuple[int, int]) -> dict[Phase, tuple[int, int]]:
+    """Tokens of the shortest and of the longest prompt and cache that are priced. longest: tokens
+    of the longest sequence at its end; lengths: of a prompt and generated, in the mean."""
+    prompt = min(FEWEST_ROWS, power_below(lengths[0]))
+    step = min(shorter(longest), sum(lengths))
+    return {"prompts": (prompt, longest), "step": (step, max(longest, sum(lengths)))}
 
 
 class PlanPrices:
@@ -86,6 +62,10 @@ class PlanPrices:
         self.state_bytes = state_bytes
         self.sizes, self.replicas, self.cache_token_bytes = sizes, replicas, cache_token_bytes
         self.prompts, self.step = prompts, step
+        self.plans: dict[Phase, tuple[Plan, ...]] = {
+            "prompts": sizes.on_terms("prompts", prompts.plan),
+            "step": sizes.on_terms("step", step.plan),
+        }
         self.decode, self.prompt = cache(self._decode), cache(self._prompt)
         self._steps, self._passes = cache(self._priced_step), cache(self._priced_pass)
 
@@ -99,37 +79,33 @@ class PlanPrices:
     @cached_property
     def state_s(self) -> float:
         """Seconds of reading and writing what is kept of one of many sequences."""
-        joint, many = self.sizes.joint, 1024
-        mesh, request = self.step.mesh, joint.request
-        pricer = Pricer(request.topology, mesh, request.runtime, request.recipe)
+        many = 1024
         moved = 2 * self.state_bytes * many
-        return pricer.kernel_s(0.0, moved, request.recipe.compute) / many if moved else 0.0
+        seconds = self.sizes.joint.pricer(self.step).kernel_s(0.0, moved, self.compute)
+        return seconds / many if moved else 0.0
 
     @property
     def length(self) -> int:
         """Tokens of the prompts that passes are priced with, a power of two."""
-        return 1 << (self.sizes.prompt.bit_length() - 1)
+        return power_below(self.sizes.prompt)
 
     def _priced_step(self, sequences: int) -> tuple[float, float]:
         """A step of a replica's sequences, at its two lengths."""
         long = self.sizes.longest
-        short = max(1, long // SHORT)
+        short = shorter(long)
         seconds = [self.step_s(sequences, length) for length in (short, long)]
         key_s = max(0.0, (seconds[1] - seconds[0]) / (sequences * (long - short)))
         return seconds[0] - key_s * sequences * short, key_s
 
     def step_s(self, sequences: int, length: int) -> float:
         """Seconds of a step of so many sequences of a replica, each with so many tokens."""
-        base = self.sizes.facts("step", sequences * self.replicas, length)
-        step = self.sizes.joint.phase(base, self.step)
-        compute = self.sizes.joint.request.recipe.compute
+        step = self._timed("step", sequences, length)
         written = 2 * self.cache_token_bytes * sequences
         if step.pricer.runtime.serves and sequences > 1:
-            half = self.sizes.facts("step", sequences // 2 * self.replicas, length)
-            seconds = step.seconds(self.sizes.joint.phase(half, self.step))
+            seconds = step.seconds(self._timed("step", sequences // 2, length))
         else:
-            seconds = step.cost.step_time_s
-        return seconds + 2 * step.pricer.kernel_s(0.0, written, compute)
+            seconds = step.step_s
+        return seconds + 2 * step.pricer.kernel_s(0.0, written, self.compute)
 
     def _priced_pass(self, tokens: int) -> tuple[float, float]:
         """(seconds of a pass over prompts of so many tokens together, seconds a pair); tokens: a
@@ -145,12 +121,20 @@ class PlanPrices:
     def pass_s(self, rows: int, length: int) -> float:
         """Seconds of a pass over so many prompts of a replica, their keys, values and states
         written into the cache."""
-        joint = self.sizes.joint
-        base = self.sizes.facts("prompts", rows * self.replicas, length)
-        first = joint.phase(base, self.prompts)
+        first = self._timed("prompts", rows, length)
         written = 2 * rows * (self.cache_token_bytes * length + self.state_bytes)
-        compute = joint.request.recipe.compute
-        return first.seconds() + first.pricer.kernel_s(0.0, written, compute)
+        return first.seconds() + first.pricer.kernel_s(0.0, written, self.compute)
+
+    def _timed(self, phase: Phase, rows: int, tokens: int) -> Timed:
+        """Of so many sequences of a replica."""
+        best = self.prompts if phase == "prompts" else self.step
+        rows *= self.replicas
+        return self.sizes.timed(phase, rows, tokens, best, self.plans[phase])
+
+    @property
+    def compute(self) -> str:
+        """The type computed in."""
+        return self.sizes.joint.request.recipe.compute
 
     @classmethod
     def of(cls, sizes: Sizes, pair: Priced) -> PlanPrices:
@@ -164,7 +148,7 @@ def _between(
     count: int, priced: Callable[[int], tuple[float, float]], least: int
 ) -> tuple[float, float]:
     """What is priced at powers of two from `least` on, on a line between them."""
-    low = max(least, 1 << (count.bit_length() - 1))
+    low = max(least, power_below(count))
     below = priced(low)
     if count <= low:
         return below

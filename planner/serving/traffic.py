@@ -7,8 +7,10 @@ with the prices of each pair's phases at the sizes it meets (planner.serving.ste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,9 @@ from planner.serving.continuous import (
 )
 from planner.serving.joint import Joint, Priced
 from planner.serving.lengths import Lengths
-from planner.serving.outcome import Outcome
-from planner.serving.step_prices import PlanPrices, Sizes
+from planner.serving.outcome import Outcome, told_of
+from planner.serving.sizes import Sizes
+from planner.serving.step_prices import PlanPrices
 from planner.serving.targets import Target
 
 SERVED = 20_000
@@ -100,6 +103,11 @@ class Traffic:
         return Requests(np.zeros(count), self.requests.prompt[index], self.requests.generate[index])
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest request at its end."""
+        return int((self.requests.prompt + self.requests.generate).max())
+
+    @property
     def mean_lengths(self) -> tuple[int, int]:
         """Tokens of a prompt and generated, in the mean, rounded up."""
         r = self.requests
@@ -115,6 +123,59 @@ class Loaded:
     limits: Limits
     courses: Sequence[Course]
     outcome: Outcome
+
+
+class _Try:
+    """A pair with steps of so many tokens at most. What the rate's requests wait and how many are
+    served at most are simulated one after the other, the first of them first that the objective
+    asks for: most often that tells which of several is best."""
+
+    def __init__(self, loads: Loads, pair: Priced, prices: PlanPrices, limits: Limits) -> None:
+        self.loads, self.pair, self.prices, self.limits = loads, pair, prices, limits
+        self.of_most = loads.objective == "throughput"
+
+    @cached_property
+    def courses(self) -> Sequence[Course]:
+        """What becomes of the requests."""
+        requests = self.loads.traffic.requests
+        return serve_all(requests, self.pair.replicas, self.prices, self.limits)
+
+    @cached_property
+    def most_per_s(self) -> float:
+        """Requests a second that are served at most."""
+        traffic, limits = self.loads.traffic, self.limits
+        full = traffic.repeated(limits.full(traffic.mean_lengths))
+        return most_a_second(full, self.prices, limits) * self.pair.replicas
+
+    @property
+    def done(self) -> bool:
+        """Whether both are known."""
+        return {"courses", "most_per_s"} <= vars(self).keys()
+
+    def go_on(self) -> None:
+        """Simulate what comes next."""
+        first, then = "courses", "most_per_s"
+        if self.of_most:
+            first, then = then, first
+        getattr(self, then if first in vars(self) else first)
+
+    @property
+    def key(self) -> tuple:
+        """Order of tries, the best first; before all is known no later than what it will be."""
+        known, rate = vars(self).keys(), self.loads.traffic.rate_per_s
+        if "courses" in known:
+            most = self.most_per_s if self.done else math.inf
+            return self.loads.order(self.limits, Outcome.of(self.courses, most, rate))
+        if "most_per_s" in known:
+            return ((1.0 if rate < self.most_per_s else math.inf, [told_of(1 / self.most_per_s)]),)
+        return ()
+
+    @property
+    def loaded(self) -> Loaded:
+        """All that is known."""
+        rate = self.loads.traffic.rate_per_s
+        outcome = Outcome.of(self.courses, self.most_per_s, rate)
+        return Loaded(self.pair, self.limits, self.courses, outcome)
 
 
 def figures_of(courses: Sequence[Course], limits: Limits) -> dict[str, Any]:
@@ -180,12 +241,16 @@ class Loads:
         self.joint, self.traffic, self.objective = joint, traffic, objective
         self.step_tokens = step_tokens
         self.needs = r.prompt + r.generate
-        self.sizes = Sizes(joint, int(self.needs.max()), traffic.mean_lengths[0])
+        self.sizes = Sizes(joint, traffic.longest, traffic.mean_lengths[0])
 
     def key(self, load: Loaded) -> tuple:
         """Order of pairs, the best first."""
-        own = load.outcome.key(self.objective, self.traffic.targets)
-        return (own, load.pair.split, load.pair.label, -load.limits.step_tokens)
+        own, *rest = self.order(load.limits, load.outcome)
+        return (own, load.pair.split, load.pair.label, *rest)
+
+    def order(self, limits: Limits, outcome: Outcome) -> tuple:
+        """The same of one pair: among equals the longest steps."""
+        return (outcome.key(self.objective, self.traffic.targets), -limits.step_tokens)
 
     def limits(self, pair: Priced, prices: PlanPrices, step_tokens: int) -> Limits:
         """What a replica of the pair takes: the memory that weights and work leave is cache."""
@@ -194,24 +259,20 @@ class Loads:
         if prices.cache_token_bytes:
             tokens = int(left / prices.cache_token_bytes) // BLOCK * BLOCK
         else:  # states do not grow: room for every sequence
-            tokens = sequences * (int(self.needs.max()) + BLOCK)
+            tokens = sequences * (self.traffic.longest + BLOCK)
         return Limits(sequences, step_tokens, tokens, self.sizes.windows)
 
     def load(self, pair: Priced) -> Loaded | None:
         """The pair under the traffic, its steps as long as is best; None where its cache has no
         room for the longest request."""
         prices = PlanPrices.of(self.sizes, pair)
-        loads = []
-        for step_tokens in self.step_tokens:
-            limits = self.limits(pair, prices, step_tokens)
-            if int(limits.room(self.needs).max()) > limits.cache_tokens:
-                return None
-            courses = serve_all(self.traffic.requests, pair.replicas, prices, limits)
-            full = self.traffic.repeated(limits.full(self.traffic.mean_lengths))
-            most = most_a_second(full, prices, limits) * pair.replicas
-            outcome = Outcome.of(courses, most, self.traffic.rate_per_s)
-            loads.append(Loaded(pair, limits, courses, outcome))
-        return min(loads, key=self.key)
+        limits = [self.limits(pair, prices, step_tokens) for step_tokens in self.step_tokens]
+        if any(int(each.room(self.needs).max()) > each.cache_tokens for each in limits):
+            return None
+        tries = [_Try(self, pair, prices, each) for each in limits]
+        while not (best := min(tries, key=lambda each: each.key)).done:
+            best.go_on()
+        return best.loaded
 
     def best(self, found: Sequence[Priced]) -> tuple[Loaded, list[Loaded]]:
         """The best of the pairs that fit, and all of them. Raises PlanError P021 where none has
@@ -220,7 +281,7 @@ class Loads:
         if not loads:
             raise PlanError(
                 "P021",
-                f"no plan has room for the longest request, {int(self.needs.max()):,} tokens",
+                f"no plan has room for the longest request, {self.traffic.longest:,} tokens",
                 help=["more devices", "--quantize int8"],
                 exit_code=NO_PLAN,
             )
@@ -232,7 +293,7 @@ def told(outcome: Outcome, traffic: Traffic, seed: int) -> Mapping[str, Any]:
     return {
         "source": traffic.source,
         "requests": len(traffic.requests),
-        "longest": int((traffic.requests.prompt + traffic.requests.generate).max()),
+        "longest": traffic.longest,
         "seed": seed,
         "prompt": traffic.prompt,
         "generate": traffic.generate,

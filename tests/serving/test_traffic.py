@@ -14,16 +14,18 @@ import pytest
 from benchmarks.published_serving import QUEUES, queue
 from planner.cli import main
 from planner.errors import PlanError
-from planner.graph.rescale import same
 from planner.search.build_request import make_request
 from planner.serving.arrivals import Requests
 from planner.serving.continuous import Limits, serve_all
 from planner.serving.joint import Joint
-from planner.serving.phases import PhaseModel
+from planner.serving.phases import PhaseModel, readings_of
+from planner.serving.readings import PHASES
 from planner.serving.result import Service, Serving
 from planner.serving.serve import serve
-from planner.serving.step_prices import PlanPrices, Sizes
-from planner.serving.traffic import AT_ONCE, Traffic, most_waiting
+from planner.serving.sizes import Sizes
+from planner.serving.step_prices import PlanPrices
+from planner.serving.targets import Target
+from planner.serving.traffic import AT_ONCE, STEP_TOKENS, Loads, Traffic, most_waiting
 from planner.workload.open import open_model
 from tests.serving.test_continuous import Fixed
 
@@ -38,7 +40,8 @@ def joint(source: str = MODEL) -> Joint:
     request = make_request(
         devices=4, hardware=None, topology=None, workload="infer", baselines=False
     )
-    prompts, step = (PhaseModel.of(model, phase, service) for phase in ("prompts", "step"))
+    readings = readings_of(model, service)
+    prompts, step = (PhaseModel.of(model, phase, service, readings) for phase in PHASES)
     return Joint(prompts, step, request)
 
 
@@ -57,13 +60,27 @@ def test_prices_between_sizes_are_those_of_the_sizes(label: str) -> None:
         assert base_s + pair_s * rows * length**2 / 2 == pytest.approx(exact, rel=0.03)
 
 
-@pytest.mark.parametrize("source", [MODEL, TINY, "zoo:gpt-tiny,cache=1,seq=64"])
-def test_graphs_at_other_batches_are_those_that_are_read(source: str) -> None:
-    sizes = Sizes(joint(source), 40, 32)
-    for phase in ("prompts", "step"):
-        for rows in (1, 8, 12):
-            read, derived = sizes.read(phase, rows, 32), sizes.facts(phase, rows, 32).graph
-            assert same(read, derived)
+@pytest.mark.parametrize(
+    "objective, rate, targets",
+    [
+        ("throughput", 30.0, ()),
+        ("throughput", 30.0, ("100ms", "12ms")),
+        ("ttft", 400.0, ()),
+        ("tpot", 30.0, ("100ms",)),
+    ],
+)
+def test_steps_are_as_long_as_is_best(
+    objective: str, rate: float, targets: tuple[str, ...]
+) -> None:
+    """What is simulated last, only where it is asked for, changes no choice."""
+    asked = tuple(Target.of(n, t) for n, t in zip(("ttft", "tpot"), targets, strict=False))
+    traffic = Traffic.of(rate, 24, 16, 0, asked)
+    pair = next(p for p in joint(TINY).priced() if p.label == "tp=4")
+    chosen = Loads(joint(TINY), traffic, objective, STEP_TOKENS).load(pair)
+    every = [Loads(joint(TINY), traffic, objective, (n,)).load(pair) for n in STEP_TOKENS]
+    key = Loads(joint(TINY), traffic, objective, STEP_TOKENS).key
+    assert chosen is not None and all(each is not None for each in every)
+    assert key(chosen) == min(key(each) for each in every if each)
 
 
 def test_what_is_priced_at_the_plans_own_sizes_is_the_plans_price() -> None:
