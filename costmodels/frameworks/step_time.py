@@ -19,7 +19,7 @@ tried. Errors against published runs: docs/published-runs.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,6 +45,11 @@ GPIPE = "gpipe"
 """The schedule under which all microbatches run forward before the first runs backward."""
 SUMS = ("all-reduce", "reduce-scatter")
 """Collectives that add up what devices have."""
+SENT_ON, STAGE = "collective-permute", "stage"
+"""What hands on to the next pipeline stage, and the axis of the mesh it runs over."""
+ONCE, SUMMED, EXCHANGED = "once", "summed", "exchanged"
+"""Ways in which collectives hide: those of the whole step, sums that kernels wait for, experts'
+rows. What is gathered hides by its phase, "forward" or "backward"."""
 
 
 class CollectiveSeconds(Protocol):
@@ -126,7 +131,8 @@ class Work:
 @dataclass(frozen=True)
 class StepSeconds:
     """Seconds of one optimizer step and of its parts. exposed: communication that nothing hides;
-    hidden: the rest of it; by_axes: all of it, by kind and axes."""
+    hidden: the rest of it; by_axes: what is exposed of it by kind and axes, each as far as the
+    longest stage hides what is sent in its way."""
 
     total: float
     kernels: float
@@ -161,7 +167,8 @@ class _Place:
 @dataclass(frozen=True)
 class _Passes:
     """Seconds of a place's forward and backward pass, of the kernels in both, of what is
-    recomputed, of what makes gradients of weights, and of exchanges of experts' rows."""
+    recomputed, of what makes gradients of weights, of exchanges of experts' rows, and of sums that
+    kernels of the backward pass wait for, and of these what hides."""
 
     forward: float
     backward: float
@@ -169,34 +176,50 @@ class _Passes:
     recomputed: float
     weights: float
     exchanged: float
+    summed: float
+    summed_hidden: float
 
 
 @dataclass(frozen=True)
 class _Stage:
     """Seconds of a stage for one microbatch: all, its backward pass, what makes gradients of
-    weights, its kernels, what is recomputed, and collectives that other microbatches hide."""
+    weights, its kernels, what is recomputed, and by way (`_Sent`) collectives and what of them
+    hides."""
 
     seconds: float
     backward: float
     weights: float
     kernels: float
     recomputed: float
-    hidden: float
+    sent: Mapping[str, float]
+    hidden: Mapping[str, float]
 
 
 @dataclass
 class _Sent:
     """Seconds of gathering weights and scattering gradients in each microbatch, by phase; of what
-    is sent once a step; and of all collectives by kind and axes."""
+    is sent once a step; and of all collectives by kind, axes, and the ways in which they hide."""
 
     gathered: dict[str, float]
     once: float
-    by_axes: dict[tuple[str, str], float]
+    by_axes: dict[tuple[str, str], dict[tuple[str, ...], float]]
 
-    def add(self, kind: str, axes: Axes, seconds: float) -> None:
+    def add(self, kind: str, axes: Axes, seconds: float, ways: tuple[str, ...]) -> None:
         """Count seconds under their kind and axes."""
         label = ("all-to-all" if kind == DISPATCH else kind, "+".join(axes))
-        self.by_axes[label] = self.by_axes.get(label, 0.0) + seconds
+        of_ways = self.by_axes.setdefault(label, {})
+        of_ways[ways] = of_ways.get(ways, 0.0) + seconds
+
+    def shown(self, stage: _Stage, overlap: float) -> dict[tuple[str, str], float]:
+        """Seconds that are exposed, by kind and axes. overlap: what hides of what is sent once."""
+        hides = {way: stage.hidden[way] / s for way, s in stage.sent.items() if s} | {ONCE: overlap}
+        return {
+            label: sum(
+                s * max(0.0, 1 - sum(hides.get(way, 0.0) for way in ways))
+                for ways, s in of_ways.items()
+            )
+            for label, of_ways in self.by_axes.items()
+        }
 
 
 def step_time(
@@ -233,9 +256,9 @@ def step_time(
         recomputed=micro * max(stage.recomputed for stage in stages),
         bubble=bubble,
         exposed=micro * (longest.seconds - kernels) + sent.once - once,
-        hidden=once + micro * longest.hidden,
+        hidden=once + micro * sum(longest.hidden.values()),
         optimizer=optimizer,
-        by_axes=sent.by_axes,
+        by_axes=sent.shown(longest, runtime.overlap),
     )
 
 
@@ -258,20 +281,25 @@ def _stage(
     def total(field: str) -> float:
         return sum(n * float(getattr(p, field)) for n, p in passes)
 
-    forward, backward = (
-        gather_beside_work_s(total(which), gathered[which], runtime.gather_overlap)
+    took = {
+        which: gather_beside_work_s(total(which), gathered[which], runtime.gather_overlap)
         for which in ("forward", "backward")
-    )
-    kernels, hidden = summed_s + total("kernels"), 0.0
+    }
+    kernels, beside = summed_s + total("kernels"), 0.0
     if work.overlapped or work.schedule == DUALPIPE:
-        hidden = min(total("exchanged"), kernels) * (1 - runtime.exchange_slows)
+        beside = min(total("exchanged"), kernels) * (1 - runtime.exchange_slows)
     return _Stage(
-        forward + backward + summed_s + handed_s - hidden,
-        backward,
+        sum(took.values()) + summed_s + handed_s - beside,
+        took["backward"],
         total("weights"),
         kernels,
         total("recomputed"),
-        hidden,
+        {**gathered, SUMMED: total("summed"), EXCHANGED: total("exchanged")},
+        {
+            **{which: total(which) + gathered[which] - s for which, s in took.items()},
+            SUMMED: total("summed_hidden"),
+            EXCHANGED: beside,
+        },
     )
 
 
@@ -321,6 +349,8 @@ def _passes(place: _Place, recompute: str, launch_s: float, runtime: Runtime) ->
         recomputed,
         backward / 2,
         place.exchanged_s + (place.exchanged_again_s if recompute == "block" else 0.0),
+        place.summed_s,
+        hidden,
     )
 
 
@@ -345,38 +375,51 @@ def _communication(
         seconds = use.count * collective_s(
             use.kind, use.axes, use.payload_bytes * wider, bucketed=use.bucketed
         )
+        ways: tuple[str, ...] = () if use.place else (ONCE,)
         if use.place:
             each = seconds / work.times[use.place]
             places[use.place].sent_s[use.phase] += each
             if use.phase == "backward" and use.kind in SUMS:
                 places[use.place].summed_s += each
+                ways += (SUMMED,)
             if work.exchanges(use):
+                ways += (EXCHANGED,)
                 again = use.phase == "forward"  # runs again with a recomputed block
                 places[use.place].exchanged_s += each * (use.phase != "recompute")
                 places[use.place].exchanged_again_s += each * again
         else:
             sent.once += seconds
-        sent.add(use.kind, use.axes, seconds)
+        sent.add(use.kind, use.axes, seconds, ways)
     micro, units = work.microbatches, work.repeats + 1
     for (kind, axes, phase), size in gathered_bytes.items():
         seconds = micro * units * collective_s(kind, axes, size / (micro * units))
         sent.gathered[phase] += seconds / micro
-        sent.add(kind, axes, seconds)
+        sent.add(kind, axes, seconds, (phase,))
+    for kind, axes, seconds in _handed(work, collective_s):
+        if seconds:
+            sent.add(kind, axes, micro * seconds, ())
     return sent
 
 
 def handed_s(work: Work, collective_s: CollectiveSeconds) -> float:
-    """Seconds a stage waits for one microbatch's values and gradients to reach its neighbours. One
-    message at a time, so the links give what they can.
+    """Seconds a stage waits for one microbatch's values and gradients to reach its neighbours."""
+    return sum(seconds for _, _, seconds in _handed(work, collective_s))
+
+
+def _handed(work: Work, collective_s: CollectiveSeconds) -> Iterator[tuple[str, Axes, float]]:
+    """Kind, axes and seconds of what hands one microbatch on. One message at a time, so the links
+    give what they can.
 
     Devices that hold the same send a piece each, which those that receive gather (Narayanan et al.
     2021, section 4.1). Of a stage's two neighbours one is in the same node where nodes hold several
     stages.
     """
-    total = 0.0
     for tensor in work.handed:
-        total += sum(
-            collective_time_s("collective-permute", tensor.size_bytes / tensor.same, links)
-            for links in (work.neighbours, work.neighbours[:1])
-        ) + 2 * collective_s("all-gather", tensor.same_axes, tensor.size_bytes)
-    return total
+        sent = tensor.size_bytes / tensor.same
+        for links in (work.neighbours, work.neighbours[:1]):
+            yield SENT_ON, (STAGE,), collective_time_s(SENT_ON, sent, links)
+        yield (
+            "all-gather",
+            tensor.same_axes,
+            2 * collective_s("all-gather", tensor.same_axes, tensor.size_bytes),
+        )

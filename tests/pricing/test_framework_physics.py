@@ -216,3 +216,23 @@ def test_sharding_the_state_of_megatron_sends_no_more_seconds_than_whole_sums() 
     sent = cut["exposed_communication_time_s"], whole["exposed_communication_time_s"]
     assert sent[0] < 1.03 * sent[1]
     assert cut["step_time_s"] < whole["step_time_s"]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "pins"), [("fsdp", "zero=3"), ("fsdp", "zero=2"), ("megatron", "tp=4")]
+)
+def test_what_is_exposed_is_the_sum_of_its_collectives(runtime: str, pins: str) -> None:
+    """And what is hidden (weights gathered beside kernels, sums beside products for weights) is
+    part of all communication: it was exposed by kind, and no part of the whole."""
+    model = "zoo:gpt2-small,layers=2"
+    options = {"devices": 8, "batch": 16, "runtime": runtime, "baselines": False}
+    cost = planner.plan(model, pins=pins, **options).costs
+    exposed = cost["exposed_communication_time_s"]
+    assert sum(cost["exposed_s_by_collective"].values()) == pytest.approx(exposed, rel=1e-6)
+    assert exposed < 0.95 * cost["communication_time_s"]
+
+
+def test_handing_on_to_the_next_stage_is_exposed() -> None:
+    options = {"devices": 4, "batch": 16, "runtime": "megatron", "baselines": False}
+    made = planner.plan("zoo:gpt2-small,layers=2", pins="pp=2,micro=8", **options)
+    assert made.costs["exposed_s_by_collective"]["collective-permute stage"] > 0
