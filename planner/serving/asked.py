@@ -85,13 +85,13 @@ class Asked:
                 sequences //= 2
         while True:
             joint = self.joint(self.served(*traffic.mean_lengths, sequences))
-            try:
-                priced = joint.priced()
+            if priced := joint.fitting():
                 break
-            except PlanError as e:
-                if concurrency or e.code != "P021" or sequences == devices:
-                    raise
-                sequences //= 2
+            if concurrency or sequences == devices:
+                joint = self.joint(joint.step.service)
+                priced = joint.priced()  # says what does not fit
+                break
+            sequences //= 2
         steps = (self.prefill_tokens,) if self.prefill_tokens else STEP_TOKENS
         best, loads = Loads(joint, traffic, self.objective, steps).best(priced)
         every = pools.best(self.request.topology, traffic, self.objective) if pools else []

@@ -182,6 +182,8 @@ class Joint:
         self.solved: dict[tuple, SearchResult | None] = {}
         self.refused = ""
         """Why the last phase that has no plan under pins has none."""
+        self.fitting_alone = False
+        """Whether plans that do not fit are left out."""
         self.bounds: dict[tuple[int, int], dict[str, float]] = {}
         """mesh -> objective -> what no layout of the weights can go below"""
 
@@ -247,7 +249,8 @@ class Joint:
         """Pairs on one mesh: by hand ("tp=N"), and under the layouts that each phase would choose
         alone. Of a mixture likewise with its experts over all replicas ("ep=M tp=N"), each of which
         has sequences of its own and waits for the others."""
-        yield from self._on_mesh(Pins(self.axes(replicas, split)), "", replicas, split)
+        if not self.fitting_alone or not self._too_small(replicas, split):
+            yield from self._on_mesh(Pins(self.axes(replicas, split)), "", replicas, split)
         if replicas > 1 and self._experts:
             _, *over = self.axes(replicas, split).items()
             nodes = {**self._own_sequences, **self._exchanged}
@@ -357,14 +360,12 @@ class Joint:
         if key not in self.solved:
             self.solved[key] = None
             # Where nothing fits, the plan that would be fastest still says how far off it is.
-            for request in (
+            endless = replace(self.request.capacity, capacity=ENDLESS_BYTES)
+            requests = (
                 self.request,
-                replace(
-                    self.request,
-                    memory_limit_bytes=None,
-                    capacity=replace(self.request.capacity, capacity=ENDLESS_BYTES),
-                ),
-            ):
+                replace(self.request, memory_limit_bytes=None, capacity=endless),
+            )
+            for request in requests[:1] if self.fitting_alone else requests:
                 try:
                     found = Search(model, replace(request, pins=pins)).run(how_close=False)
                 except PlanError as e:
@@ -508,8 +509,17 @@ class Joint:
         fitting = [p for p in priced if p.fits]
         return [p for p in fitting if not any(q.beats(p) for q in fitting)]
 
+    def fitting(self) -> tuple[Priced, ...]:
+        """All pairs that fit, on all meshes."""
+        if self.overfull(self.step.service.concurrency):
+            return ()
+        self.fitting_alone = True
+        return tuple(p for mesh in self.meshes() for p in self.candidates(*mesh) if p.fits)
+
     def priced(self) -> tuple[Priced, ...]:
         """All pairs on all meshes. Raises PlanError P021 where none fits."""
+        if self.overfull(self.step.service.concurrency):
+            raise self._overfull()
         found = tuple(p for mesh in self.meshes() for p in self.candidates(*mesh))
         if not any(p.fits for p in found):
             raise self._nothing_fits(found)
@@ -520,6 +530,30 @@ class Joint:
         together: then no plan fits, however they are cut."""
         weights, cache = self._least_bytes
         return weights + cache * sequences > self.devices * self.request.limit_bytes
+
+    def _too_small(self, replicas: int, split: int) -> bool:
+        """Whether a device cannot hold its part of weights, which each replica has whole, and of
+        caches."""
+        weights, cache = self._least_bytes
+        cached = cache * self.step.service.concurrency / replicas
+        return (weights + cached) / split > self.request.limit_bytes
+
+    def _overfull(self) -> PlanError:
+        """Of weights and caches that are too many for all devices together."""
+        weights, cache = self._least_bytes
+        caches = cache * self.step.service.concurrency
+        devices = self.devices
+        return PlanError(
+            "P021",
+            f"no plan fits: {show_bytes((weights + caches) / devices)} a device of weights and"
+            f" caches alone, {show_bytes(self.request.limit_bytes)} usable",
+            detail=[
+                f"weights {show_bytes(weights)}, caches {show_bytes(caches)}, over"
+                f" {devices} device{'s' * (devices > 1)}"
+            ],
+            help=self._remedies((weights + caches) / devices),
+            exit_code=NO_PLAN,
+        )
 
     @cached_property
     def _least_bytes(self) -> tuple[float, float]:

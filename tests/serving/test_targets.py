@@ -147,19 +147,20 @@ def test_sequences_that_fit_nowhere_are_not_searched(
     ask: dict[str, Any] = {"prompt": 2048, "generate": 32, "rate": 1, "devices": 2}
     ask |= {"memory_limit_bytes": gib << 30, "quantize": quantize}
     tried: list[int] = []
-    priced = Joint.priced
+    fitting = Joint.fitting
 
     def counted(self: Joint) -> Any:
         tried.append(self.step.service.concurrency)
-        return priced(self)
+        return fitting(self)
 
-    monkeypatch.setattr(Joint, "priced", counted)
+    monkeypatch.setattr(Joint, "fitting", counted)
     few, looked = serve(MODEL, **ask), tried.copy()
     tried.clear()
     monkeypatch.setattr(Joint, "overfull", lambda self, sequences: False)
+    monkeypatch.setattr(Joint, "_too_small", lambda self, replicas, split: False)
     every = serve(MODEL, **ask)
     assert tried[-len(looked) :] == looked and len(looked) < len(tried)
-    assert (few.traffic, few.step.costs) == (every.traffic, every.step.costs)
+    assert (few.traffic, few.step.costs, few.rows) == (every.traffic, every.step.costs, every.rows)
 
 
 def test_what_needs_a_rate_says_so(capsys: pytest.CaptureFixture[str]) -> None:

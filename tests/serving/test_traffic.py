@@ -34,11 +34,16 @@ TINY = "zoo:llama-tiny,cache=1,kv_heads=4"
 
 
 @cache
-def joint(source: str = MODEL) -> Joint:
+def joint(source: str = MODEL, limit_bytes: int | None = None) -> Joint:
     service = Service(1024, 128, 64) if source == MODEL else Service(32, 8, 16)
     model = open_model(source, 4, workload="infer", dims=None)
     request = make_request(
-        devices=4, hardware=None, topology=None, workload="infer", baselines=False
+        devices=4,
+        hardware=None,
+        topology=None,
+        workload="infer",
+        baselines=False,
+        memory_limit_bytes=limit_bytes,
     )
     readings = readings_of(model, service)
     prompts, step = (PhaseModel.of(model, phase, service, readings) for phase in PHASES)
@@ -81,6 +86,13 @@ def test_steps_are_as_long_as_is_best(
     key = Loads(joint(TINY), traffic, objective, STEP_TOKENS).key
     assert chosen is not None and all(each is not None for each in every)
     assert key(chosen) == min(key(each) for each in every if each)
+
+
+def test_what_fits_is_found_without_what_does_not() -> None:
+    limit = max(pair.memory_bytes for pair in joint(TINY).priced()) - 1
+    every = [p.figures() for p in joint(TINY, limit).priced()]
+    fitting = [p.figures() for p in joint.__wrapped__(TINY, limit).fitting()]
+    assert fitting and fitting == [f for f in every if f["fits"]] and len(fitting) < len(every)
 
 
 def test_what_is_priced_at_the_plans_own_sizes_is_the_plans_price() -> None:
