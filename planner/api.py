@@ -178,6 +178,7 @@ def _plan(
     answer: AnswerOptions,
 ) -> Strategy:
     """`plan` of records. workload: keywords of planner.workload.open.workload_of."""
+    from planner.search.never_fits import refuse_never_fitting
     from planner.search.search import Search
     from planner.search.to_strategy import compose
     from planner.whatif.islands import searched
@@ -198,6 +199,7 @@ def _plan(
     priced_before = request.cache.priced if request.cache is not None else (0, 0)
     if answer.strict:
         refuse_unsupported(Search(model, request).base(1))
+    refuse_never_fitting(model, request)
     request, result = searched(model, request, answer.progress)
     clock.append(time.monotonic())
     _complete(result, request, model, answer)
