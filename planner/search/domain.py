@@ -597,11 +597,10 @@ class SearchDomain:
                 and (not base.dealt or base.dealt[0][2] % n == 0 or laid_out)
             )
 
-        if launcher is not None and pinned is None:
-            if INTERLEAVED not in launcher.schedules:
-                return tuple((s, 1) for s in launcher.schedules)
-        elif self.request.runtime.kernels is not None and chunks is None and pinned is None:
-            chunks = 1  # how many a framework has is the runtime's
+        if launcher is not None and pinned is None and INTERLEAVED not in launcher.schedules:
+            return tuple((s, 1) for s in launcher.schedules)
+        if self.request.runtime.interleave > 1 and chunks is None and pinned is None:
+            chunks = 1  # the runtime has its own
         finer = tuple(
             (INTERLEAVED, v)
             for v in ((int(chunks),) if chunks else CHUNKS)

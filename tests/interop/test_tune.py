@@ -173,6 +173,16 @@ def test_a_plan_for_a_launcher_is_one_that_it_can_say(launcher: str) -> None:
     ]
 
 
+def test_what_a_launcher_can_say_is_no_faster_than_all_plans_of_its_runtime() -> None:
+    """Virtual stages are tried under a framework's prices without its launcher, too."""
+    options = {"devices": 16, "hardware": "a100-80gb", "batch": 64, "baselines": False}
+    said, free = (
+        planner.plan("zoo:gpt2-small", pins="pp=2", **options, **priced).costs["step_time_s"]
+        for priced in ({"launcher": "megatron"}, {"runtime": "megatron"})
+    )
+    assert free <= said * (1 + 1e-6)
+
+
 def test_settings_that_fit_with_room_are_proposed_where_there_are_some() -> None:
     """As of `plan`: here a fifth faster and tight is within the range of what fits with room."""
     model = open_model("zoo:llama-tiny,layers=2,seq=2048", 2, batch=8)
