@@ -16,6 +16,7 @@ published one that fits (both within the machine's memory).
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -89,7 +90,7 @@ def _ways(expert: Expert) -> Iterator[tuple[str, dict[str, str]]]:
     outside = {"runtime": SPACES[expert.launcher].runtime, "pins": expert.pins + columns}
     yield "outside --for", outside
     if "vpp=" in expert.pins:
-        pins = ",".join(p for p in outside["pins"].split(",") if not p.startswith("vpp="))
+        pins = re.sub(r"vpp=\d+", "vpp=1", outside["pins"])
         yield "outside --for, not interleaved", outside | {"pins": pins}
 
 
