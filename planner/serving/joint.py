@@ -100,6 +100,14 @@ class Priced:
         rest = [f"{v:.3g}" for v in (self.tpot_s, self.ttft_s)]
         return (float(f"{self.value(objective):.4g}"), *map(float, rest), self.split, self.label)
 
+    def like(self, other: Priced) -> bool:
+        """Whether both are the same plans on one mesh."""
+        each = [(p.prompts.best, p.step.best) for p in (self, other)]
+        return all(
+            a is not None and b is not None and (a.mesh, a.plan) == (b.mesh, b.plan)
+            for a, b in zip(*each, strict=True)
+        )
+
     def beats(self, other: Priced) -> bool:
         """Whether no figure is worse (to a thousandth) and one is better."""
         mine, theirs = (tuple(p.value(o) for o in OBJECTIVES) for p in (self, other))

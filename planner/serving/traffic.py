@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -241,6 +241,7 @@ class Loads:
         self.joint, self.traffic, self.objective = joint, traffic, objective
         self.step_tokens = step_tokens
         self.needs = r.prompt + r.generate
+        self._loads: list[Loaded] = []
         self.sizes = Sizes(joint, traffic.longest, traffic.mean_lengths[0])
 
     def key(self, load: Loaded) -> tuple:
@@ -264,7 +265,9 @@ class Loads:
 
     def load(self, pair: Priced) -> Loaded | None:
         """The pair under the traffic, its steps as long as is best; None where its cache has no
-        room for the longest request."""
+        room for the longest request. What was found by two labels is simulated once."""
+        if twin := next((load for load in self._loads if load.pair.like(pair)), None):
+            return replace(twin, pair=pair)
         prices = PlanPrices.of(self.sizes, pair)
         limits = [self.limits(pair, prices, step_tokens) for step_tokens in self.step_tokens]
         if any(int(each.room(self.needs).max()) > each.cache_tokens for each in limits):
@@ -272,7 +275,8 @@ class Loads:
         tries = [_Try(self, pair, prices, each) for each in limits]
         while not (best := min(tries, key=lambda each: each.key)).done:
             best.go_on()
-        return best.loaded
+        self._loads.append(best.loaded)
+        return self._loads[-1]
 
     def best(self, found: Sequence[Priced]) -> tuple[Loaded, list[Loaded]]:
         """The best of the pairs that fit, and all of them. Raises PlanError P021 where none has
