@@ -143,10 +143,11 @@ class Timed:
 
 @dataclass(frozen=True)
 class Phase(Timed):
-    """A phase's price, memory too, and its flow."""
+    """A phase's price, memory too, what it was read from, and its flow."""
 
     cost: Cost
     flow: Flow
+    base: GraphFacts
 
 
 def exchanges_s(base: GraphFacts, plan: Plan, pricer: Pricer) -> float:
@@ -440,7 +441,7 @@ class Joint:
         pricer = self.pricer(best)
         cost, flow, _ = price_plan(base, best.plan, pricer)
         exchange_s = exchanges_s(base, best.plan, pricer)
-        return Phase(cost.step_time_s, exchange_s, pricer, cost, flow)
+        return Phase(cost.step_time_s, exchange_s, pricer, cost, flow, base)
 
     def pricer(self, best: Candidate) -> Pricer:
         """Prices on a plan's mesh, which plans on it share."""

@@ -91,8 +91,8 @@ def test_halves_take_turns_where_that_is_shorter() -> None:
 
 
 def test_prompts_of_engines_have_no_padding() -> None:
-    pair, _ = priced(Run("", "prompts", 32, 1024, 8, 0.0), "fp8", "sglang", FEW_LAYERS)
-    found = [n for n in pair.prompts.base.graph.nodes if n.op == "Attention"]
+    _, phase = priced(Run("", "prompts", 32, 1024, 8, 0.0), "fp8", "sglang", FEW_LAYERS)
+    found = [n for n in phase.base.graph.nodes if n.op == "Attention"]
     assert found and all(len(n.inputs) == 3 and n.attrs["causal"] for n in found)
 
 
