@@ -6,7 +6,8 @@ repeats and with three it takes so much, with r it takes
     seconds(2) + (r - 2) * (seconds(3) - seconds(2))
 
 as the third repeat is handed what every later one is. So of the run of most nodes two and three
-repeats are priced, as any graph is. tests/serving/test_traffic.py holds sums against whole graphs.
+repeats are priced, as any graph is, at all sizes whose nodes are those of the size that the run was
+found at. tests/serving/test_readings.py holds sums against whole graphs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import cache, cached_property
 from planner.analysis.facts import GraphFacts
 from planner.execution.fewer_repeats import Run, follow, runs_left
 from planner.execution.plan import Plan
+from planner.graph.ir import Graph
 from planner.search.request import Candidate
 from planner.serving.joint import Joint, Timed
 from planner.serving.readings import READ_AT, Phase
@@ -31,29 +33,41 @@ class Sizes:
         """longest: tokens of a sequence at the end; prompt: of a prompt, in the mean."""
         self.joint, self.longest, self.prompt = joint, max(2, longest), prompt
         self.facts, self.sample = cache(self._facts), cache(self._sample)
-        self._summands = cache(self._terms)
+        self._summands, self._alike = cache(self._terms), cache(self._has_samples_nodes)
 
     def _facts(self, phase: Phase, rows: int, tokens: int) -> GraphFacts:
         """Of a batch of `rows`: prompts of so many tokens, or a step over so many in the cache."""
-        graph = self.joint.step.of_size(phase, rows, tokens).graph(1)
+        graph = self._graph(phase, rows, tokens)
         return GraphFacts.of(graph, training=False, fold=self.joint.request.fold)
 
+    def _graph(self, phase: Phase, rows: int, tokens: int) -> Graph:
+        return self.joint.step.of_size(phase, rows, tokens).graph(1)
+
     def _sample(self, phase: Phase) -> GraphFacts:
-        """At one size: nodes and runs are the same at all."""
+        """At one size, where runs are looked for."""
         return self.facts(phase, *self._any(phase))
 
     def _any(self, phase: Phase) -> tuple[int, int]:
         return READ_AT[0], self.longest if phase == "step" else self.prompt
 
     def run(self, phase: Phase) -> Run | None:
-        """The run of which few repeats are priced."""
+        """The run of which few repeats are priced; none where a plan has nodes of its own."""
+        if phase == "step" and not self._alike(phase, self.joint.step.tokens):
+            return None
         runs = [run for run in self.sample(phase).runs if run[2] > FEW + MORE]
         return max(runs, key=lambda run: run[1] * run[2], default=None)
+
+    def _has_samples_nodes(self, phase: Phase, tokens: int) -> bool:
+        """Whether a graph of so many tokens has the nodes of `sample`. Where attention sees a
+        window, graphs of no more tokens than it have none that leave tokens out."""
+        graphs = self.sample(phase).graph, self._graph(phase, READ_AT[0], tokens)
+        one, other = ([(n.id, n.op, n.outputs) for n in graph.nodes] for graph in graphs)
+        return one == other
 
     def _terms(self, phase: Phase, rows: int, tokens: int) -> tuple[tuple[int, GraphFacts], ...]:
         """(factor, graph) of which prices of the whole graph are the sum."""
         run = self.run(phase)
-        if run is None:
+        if run is None or not self._alike(phase, tokens):
             return ((1, self.facts(phase, rows, tokens)),)
         more = run[2] - FEW
         model, runs = self.joint.step.of_size(phase, rows, tokens), self.sample(phase).runs
@@ -63,7 +77,7 @@ class Sizes:
         return (1 - more, few), (more, few.with_repeats(graph, left))
 
     def on_terms(self, phase: Phase, plan: Plan) -> tuple[Plan, ...]:
-        """A plan on each of these graphs."""
+        """A plan on each of these graphs, at sizes with the nodes of `sample`."""
         sample = self.sample(phase)
         terms = self._summands(phase, *self._any(phase))
         return tuple(follow(plan, sample.graph, base.graph) for _, base in terms)
@@ -72,10 +86,11 @@ class Sizes:
         self, phase: Phase, rows: int, tokens: int, best: Candidate, plans: tuple[Plan, ...]
     ) -> Timed:
         """What a plan takes at a size. plans: of `on_terms`."""
-        pricer = self.joint.pricer(best)
+        pricer, terms = self.joint.pricer(best), self._summands(phase, rows, tokens)
+        plans = plans if len(terms) > 1 else (best.plan,)
         parts = [
             (factor, Timed.of(base, plan, pricer))
-            for (factor, base), plan in zip(self._summands(phase, rows, tokens), plans, strict=True)
+            for (factor, base), plan in zip(terms, plans, strict=True)
         ]
         return Timed(
             sum(factor * part.step_s for factor, part in parts),

@@ -21,6 +21,13 @@ def identity(weight: onnx.TensorProto) -> list[onnx.NodeProto]:
     return [helper.make_node("Identity", [weight.name], [f"{weight.name}_copy"])]
 
 
+def identities(weight: onnx.TensorProto) -> list[onnx.NodeProto]:
+    """A copy of a copy, and one that nothing reads."""
+    names = [weight.name, f"{weight.name}_first", f"{weight.name}_second"]
+    pairs = [(weight.name, f"{weight.name}_unread"), *zip(names, names[1:], strict=False)]
+    return [helper.make_node("Identity", [old], [new]) for old, new in pairs]
+
+
 def turned_twice(weight: onnx.TensorProto) -> list[onnx.NodeProto]:
     """Transposed, and back."""
     turned, back = f"{weight.name}_turned", f"{weight.name}_back"
@@ -58,7 +65,7 @@ def behind(model: onnx.ModelProto, between: Between) -> onnx.ModelProto:
     return new
 
 
-@pytest.mark.parametrize("between", [identity, turned_twice, squeezed])
+@pytest.mark.parametrize("between", [identity, identities, turned_twice, squeezed])
 @pytest.mark.parametrize("name", ["vit-tiny", "t5-tiny"])
 def test_what_passes_weights_on_is_seen_through(name: str, between: Between) -> None:
     """A class token is trained behind an Identity, too, under its own name."""

@@ -67,17 +67,21 @@ def test_nothing_is_derived_along_tokens_where_attention_sees_a_window() -> None
     }
 
 
+def joint_of(source: str) -> Joint:
+    """A search for eight sequences, 20 + 12 tokens each."""
+    model, readings = opened(source)
+    prompts, step = (PhaseModel.of(model, p, Service(20, 12, 8), readings) for p in PHASES)
+    request = make_request(
+        devices=4, hardware=None, topology=None, workload="infer", baselines=False
+    )
+    return Joint(prompts, step, request)
+
+
 @pytest.mark.parametrize(
     "source", ["zoo:llama-tiny,layers=9,kv_heads=4", "zoo:mixtral-tiny,layers=7"]
 )
 def test_two_and_three_repeats_say_what_all_take(source: str) -> None:
-    model, readings = opened(source)
-    service = Service(20, 12, 8)
-    prompts, step = (PhaseModel.of(model, p, service, readings) for p in PHASES)
-    request = make_request(
-        devices=4, hardware=None, topology=None, workload="infer", baselines=False
-    )
-    joint = Joint(prompts, step, request)
+    joint = joint_of(source)
     sizes = Sizes(joint, 40, 20)
     for pair in joint.priced():
         assert pair.prompts.best is not None and pair.step.best is not None
@@ -90,6 +94,25 @@ def test_two_and_three_repeats_say_what_all_take(source: str) -> None:
             summed = sizes.timed(phase, rows, tokens, best, plans[phase])
             whole = Timed.of(sizes.facts(phase, rows, tokens), best.plan, joint.pricer(best))
             assert summed.step_s == pytest.approx(whole.step_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("window", [16, 36])
+@pytest.mark.parametrize("every", ["", "full_every=2,"])
+def test_layers_are_summed_where_they_are_those_of_the_sample(every: str, window: int) -> None:
+    """With a window, graphs of fewer tokens have other nodes, and the plan's may be one of them."""
+    joint = joint_of(f"zoo:llama-tiny,layers=12,kv_heads=4,{every}window={window}")
+    sizes = Sizes(joint, 40, 20)
+    pair = next(p for p in joint.priced() if p.split == 2)
+    prices = PlanPrices.of(sizes, pair)
+    for phase, best, lengths in (
+        ("prompts", pair.prompts.best, (16, 20, 32)),
+        ("step", pair.step.best, (5, 32, 40)),
+    ):
+        assert best is not None
+        for tokens in lengths:
+            found = sizes.timed(phase, 4, tokens, best, prices.plans[phase])
+            whole = Timed.of(sizes.facts(phase, 4, tokens), best.plan, joint.pricer(best))
+            assert found.step_s == pytest.approx(whole.step_s, rel=1e-9)
 
 
 def test_where_derived_graphs_are_not_those_that_are_read_all_are_read(

@@ -95,11 +95,15 @@ def start(
 
 def _own_names(draft: Draft) -> None:
     """Initializers that are read under one name alone, an Identity's, are called as the file calls
-    them: names tell parameters from what an exporter made up."""
-    times, readers = Counter(draft.copy_of.values()), users(draft)
+    them: names tell parameters from what an exporter made up. Names that nothing reads, as inside
+    a chain of Identities, are no others."""
+    readers = users(draft)
+    for copy in [copy for copy in draft.copy_of if copy not in readers]:
+        del draft.copy_of[copy], draft.refs[copy], draft.types[copy]
+    times = Counter(draft.copy_of.values())
     for copy, origin in list(draft.copy_of.items()):
         if times[origin] == 1 and origin not in readers and copy not in draft.outputs:
-            replace_tensor(readers.get(copy, []), copy, origin)
+            replace_tensor(readers[copy], copy, origin)
             del draft.copy_of[copy], draft.refs[copy], draft.types[copy]
 
 
