@@ -131,8 +131,8 @@ class Work:
 @dataclass(frozen=True)
 class StepSeconds:
     """Seconds of one optimizer step and of its parts. exposed: communication that nothing hides;
-    hidden: the rest of it; by_axes: what is exposed of it by kind and axes, each as far as the
-    longest stage hides what is sent in its way."""
+    hidden: the rest of it; by_axes: what is exposed of it by kind and axes, in the longest stage
+    and each as far as that one hides what is sent in its way."""
 
     total: float
     kernels: float
@@ -193,32 +193,40 @@ class _Stage:
     recomputed: float
     sent: Mapping[str, float]
     hidden: Mapping[str, float]
+    places: Mapping[str, int]
+    """how often it runs each place"""
 
 
 @dataclass
 class _Sent:
     """Seconds of gathering weights and scattering gradients in each microbatch, by phase; of what
-    is sent once a step; and of all collectives by kind, axes, and the ways in which they hide."""
+    is sent once a step; and of all collectives by kind and axes: by the place that each is in
+    (seconds of running it once in every microbatch; "" for none) and the ways in which it hides."""
 
     gathered: dict[str, float]
     once: float
-    by_axes: dict[tuple[str, str], dict[tuple[str, ...], float]]
+    by_axes: dict[tuple[str, str], dict[tuple[str, tuple[str, ...]], float]]
 
-    def add(self, kind: str, axes: Axes, seconds: float, ways: tuple[str, ...]) -> None:
+    def add(
+        self, kind: str, axes: Axes, seconds: float, ways: tuple[str, ...], place: str = ""
+    ) -> None:
         """Count seconds under their kind and axes."""
         label = ("all-to-all" if kind == DISPATCH else kind, "+".join(axes))
-        of_ways = self.by_axes.setdefault(label, {})
-        of_ways[ways] = of_ways.get(ways, 0.0) + seconds
+        parts = self.by_axes.setdefault(label, {})
+        parts[place, ways] = parts.get((place, ways), 0.0) + seconds
 
     def shown(self, stage: _Stage, overlap: float) -> dict[tuple[str, str], float]:
-        """Seconds that are exposed, by kind and axes. overlap: what hides of what is sent once."""
+        """Seconds that are exposed in a stage, by kind and axes. overlap: what hides of what is
+        sent once."""
         hides = {way: stage.hidden[way] / s for way, s in stage.sent.items() if s} | {ONCE: overlap}
         return {
             label: sum(
-                s * max(0.0, 1 - sum(hides.get(way, 0.0) for way in ways))
-                for ways, s in of_ways.items()
+                s
+                * (stage.places.get(place, 0) if place else 1)
+                * max(0.0, 1 - sum(hides.get(way, 0.0) for way in ways))
+                for (place, ways), s in parts.items()
             )
-            for label, of_ways in self.by_axes.items()
+            for label, parts in self.by_axes.items()
         }
 
 
@@ -238,12 +246,12 @@ def step_time(
             counts[BEFORE] = 1
         if s == len(work.stage_blocks) - 1:
             counts[AFTER] = 1
-        passes = [
-            (n, _passes(places[place], work.recompute_of(place), rates.launch_s, runtime))
-            for place, n in counts.items()
-        ]
+        passes = {
+            place: _passes(places[place], work.recompute_of(place), rates.launch_s, runtime)
+            for place in counts
+        }
         summed = work.gradient_elements[s] * runtime.summing_bytes / memory * (micro - 1) / micro
-        stages.append(_stage(work, runtime, passes, sent.gathered, summed, handed))
+        stages.append(_stage(work, runtime, counts, passes, sent.gathered, summed, handed))
     longest = max(stages, key=lambda stage: stage.seconds)
     kernels = max(stage.kernels for stage in stages)
     optimizer = work.optimizer_elements * runtime.optimizer_bytes / memory
@@ -271,15 +279,17 @@ def orthogonalising_s(flops: float, device: Device, rates: Rates) -> float:
 def _stage(
     work: Work,
     runtime: Runtime,
-    passes: Sequence[tuple[int, _Passes]],
+    counts: Mapping[str, int],
+    passes: Mapping[str, _Passes],
     gathered: Mapping[str, float],
     summed_s: float,
     handed_s: float,
 ) -> _Stage:
-    """One stage. summed_s, handed_s: of adding gradients to their sums, and of handing on."""
+    """One stage. counts: how often it runs each place; summed_s, handed_s: of adding gradients to
+    their sums, and of handing on."""
 
     def total(field: str) -> float:
-        return sum(n * float(getattr(p, field)) for n, p in passes)
+        return sum(n * float(getattr(passes[place], field)) for place, n in counts.items())
 
     took = {
         which: gather_beside_work_s(total(which), gathered[which], runtime.gather_overlap)
@@ -300,6 +310,7 @@ def _stage(
             SUMMED: total("summed_hidden"),
             EXCHANGED: beside,
         },
+        counts,
     )
 
 
@@ -375,7 +386,7 @@ def _communication(
         seconds = use.count * collective_s(
             use.kind, use.axes, use.payload_bytes * wider, bucketed=use.bucketed
         )
-        ways: tuple[str, ...] = () if use.place else (ONCE,)
+        ways: tuple[str, ...] = ()
         if use.place:
             each = seconds / work.times[use.place]
             places[use.place].sent_s[use.phase] += each
@@ -387,9 +398,10 @@ def _communication(
                 again = use.phase == "forward"  # runs again with a recomputed block
                 places[use.place].exchanged_s += each * (use.phase != "recompute")
                 places[use.place].exchanged_again_s += each * again
+            sent.add(use.kind, use.axes, work.microbatches * each, ways, use.place)
         else:
             sent.once += seconds
-        sent.add(use.kind, use.axes, seconds, ways)
+            sent.add(use.kind, use.axes, seconds, (ONCE,))
     micro, units = work.microbatches, work.repeats + 1
     for (kind, axes, phase), size in gathered_bytes.items():
         seconds = micro * units * collective_s(kind, axes, size / (micro * units))

@@ -232,6 +232,16 @@ def test_what_is_exposed_is_the_sum_of_its_collectives(runtime: str, pins: str) 
     assert exposed < 0.95 * cost["communication_time_s"]
 
 
+@pytest.mark.parametrize("pins", ["pp=2,micro=8,tp=2", "pp=2,micro=8,tp=2,vpp=2,recompute=block"])
+@pytest.mark.parametrize("layers", [4, 5])
+def test_what_is_exposed_of_stages_is_that_of_the_longest(layers: int, pins: str) -> None:
+    """Of what is sent in a place, as often as that stage runs it."""
+    options = {"devices": 8, "batch": 16, "runtime": "megatron", "baselines": False}
+    cost = planner.plan(f"zoo:gpt2-small,layers={layers}", pins=pins, **options).costs
+    exposed = cost["exposed_communication_time_s"]
+    assert sum(cost["exposed_s_by_collective"].values()) == pytest.approx(exposed, rel=1e-6)
+
+
 def test_handing_on_to_the_next_stage_is_exposed() -> None:
     options = {"devices": 4, "batch": 16, "runtime": "megatron", "baselines": False}
     made = planner.plan("zoo:gpt2-small,layers=2", pins="pp=2,micro=8", **options)
