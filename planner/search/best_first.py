@@ -96,7 +96,7 @@ ROUNDS = 3
 SETTLING = 2_000_000_000
 """Entries of tables that may be worked through, when all is solved, to raise bounds of nodes that
 were not."""
-WORK_FACTOR, SOLVE_AGAIN_WORK = 200, 1_000_000_000
+WORK_FACTOR, SOLVE_AGAIN_WORK = 200, 200_000_000
 """A search node whose solve the work limit cut is solved again with so many times the work, least
 bounds first, until so many units are spent on that: by a family and those of finer meshes that
 follow it."""
@@ -278,7 +278,7 @@ class BestFirst:
     def _solve_again(self) -> None:
         """Solve again what the work limit cut, while the pool lasts: where memory binds, a first
         answer may be far above the node's optimum."""
-        while self.unfinished and self.solve_again_work > 0 and not self.search.out_of_time():
+        while self.unfinished and not self._spent:
             node = self.unfinished[0]
             if node.bound >= self._to_beat * (1 - SAME):
                 break
@@ -289,6 +289,11 @@ class BestFirst:
                 self._tighten(node)
                 heapq.heappush(self.unfinished, node)
             self._report_bound()
+
+    @property
+    def _spent(self) -> bool:
+        """Whether no search node is solved again: the work for that, or time, is over."""
+        return self.solve_again_work <= 0 or self.search.out_of_time()
 
     def _raise_remaining(self) -> None:
         """Raise the bounds of nodes that were given up, or priced under rough ones, least first,
@@ -396,9 +401,12 @@ class BestFirst:
         )
         self.open += named.meshes
         heapq.heapify(self.open)
-        for node in self._cut_by_name:
-            if node.bound < self._to_beat * (1 - SAME) and not self.search.out_of_time():
-                self._priced(node, NodeSolves(self.search, WORK_FACTOR))
+        for node in sorted(self._cut_by_name):
+            if node.bound >= self._to_beat * (1 - SAME) or self._spent:
+                break
+            solves = NodeSolves(self.search, WORK_FACTOR)
+            self._priced(node, solves)
+            self.solve_again_work -= solves.work
         self._report_bound()
 
     def _expand_by_name(self, node: SearchNode) -> list[tuple[float, SearchNode]] | None:

@@ -27,7 +27,7 @@ from planner.solvers.bounds import messages as prices
 from planner.solvers.bounds.lagrangian import Clock, Dual, cannot_fit, maximise
 from planner.solvers.exact import narrow
 from planner.solvers.exact.branch import branch
-from planner.solvers.exact.elimination import Tree, compile_tree
+from planner.solvers.exact.elimination import TOTAL_LIMIT, Tree, compile_tree
 from planner.solvers.exact.labels import close_gap
 from planner.solvers.exact.minibucket import bounded
 from planner.solvers.model import INF_INT, Model, build, restrict
@@ -43,6 +43,11 @@ and a few options of much memory leave (experts' weights) slower than halves of 
 ROOM, LARGE = 2e7, 1e5
 """Sums of elimination tables (in entries): the largest of what `narrow` leaves, and the least where
 looking for options to leave out pays."""
+EXACT = 5e6
+"""Entries of elimination tables up to which none is left out, however little work is allowed."""
+MANY, FEW = 0.9, 0.5
+"""Shares of options that are solved anew where no more may be in a better choice: before prices are
+looked for, and after, when they would be looked for again."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None
     if not len(problem.cost):
         return Solution((), "optimal", 0.0, "dp")
     model = build(problem)
-    tree = compile_tree(model, integer=not model.exact and model.cost_int is not None)
+    tree = _compiled(model, clock)
     if tree is None and narrow.worthwhile(model, clock):
         reduction = reduce(problem)
         if reduction.problem is None:
@@ -105,7 +110,7 @@ def solve_model(
     """Optimum of a model, or the best choice and bound within the clock's limits. caps: labels
     grown, one number after the other; prove: branch on what they leave. tree: the model's
     elimination where it is compiled already; below: as in `Budget`."""
-    tree = tree or compile_tree(model, integer=not model.exact and model.cost_int is not None)
+    tree = tree or _compiled(model, clock)
     if tree is None:
         return _too_wide(model, clock, start, caps, prove, below)
     value, x, _ = tree.run(model.cost_int if tree.integer else model.cost)  # type: ignore[arg-type]
@@ -118,6 +123,17 @@ def solve_model(
         tree = compile_tree(model)
         assert tree is not None
     return _within_memory(model, tree, clock, start, caps, prove, below)
+
+
+def _compiled(model: Model, clock: Clock) -> Tree | None:
+    """The elimination of a model, in integers where costs are; None where it has no room."""
+    integer = not model.exact and model.cost_int is not None
+    return compile_tree(model, total_limit=_room(clock), integer=integer)
+
+
+def _room(clock: Clock) -> float:
+    """Entries of elimination tables: no more than the work of the whole solve, but for few."""
+    return min(TOTAL_LIMIT, max(EXACT, clock.work_limit))
 
 
 def exact(
@@ -148,7 +164,7 @@ def _too_wide(
         try:
             if start is not None:
                 passes.fit(np.asarray(start, np.int64))
-            narrow.close(passes, exact(clock, caps, prove, below), ROOM, clock)
+            narrow.close(passes, exact(clock, caps, prove, below), min(ROOM, _room(clock)), clock)
         except KeyboardInterrupt:
             clock.stopped = "interrupt"
         start, floor = passes.best.x if passes.best.x is not None else start, passes.best.bound
@@ -187,7 +203,8 @@ def _within_memory(
         if polished is not None:
             dual.offer(polished)
     try:
-        return _close(model, tree, dual, clock, caps, prove)
+        fewer = _fewer(model, tree, dual, clock, caps, prove, MANY)
+        return fewer or _close(model, tree, dual, clock, caps, prove)
     except KeyboardInterrupt:
         clock.stopped = "interrupt"
         return Outcome(dual.best, dual.bound)
@@ -226,7 +243,7 @@ def _close(
             dual.offer(mended)
     if dual.best is None and cannot_fit(model, tree, clock):
         return Outcome(None, np.inf, True)
-    if (outcome := _fewer(model, tree, dual, clock, caps, prove)) is not None:
+    if (outcome := _fewer(model, tree, dual, clock, caps, prove, FEW)) is not None:
         return outcome
     for cap in caps:
         if dual.closed or clock.stopped:
@@ -246,20 +263,27 @@ def _close(
 
 
 def _fewer(
-    model: Model, tree: Tree, dual: Dual, clock: Clock, caps: tuple[int, ...], prove: bool
+    model: Model,
+    tree: Tree,
+    dual: Dual,
+    clock: Clock,
+    caps: tuple[int, ...],
+    prove: bool,
+    most: float,
 ) -> Outcome | None:
     """Solved with the options that may be in a better choice by what is least with each under the
-    best prices; None where they are not far fewer."""
+    best prices; None where these are more than a share of `most`."""
     if not np.isfinite(dual.best_cost) or dual.closed or clock.stopped or tree.entries < LARGE:
         return None
     assert model.memory is not None
+    price = dual.price if len(dual.price) else np.zeros(model.memory.rows)
     least = (
-        tree.marginals(model.cost + model.memory.priced(dual.price, len(model.cost)))[1]
-        - float(dual.price.sum()) * model.memory.limit
+        tree.marginals(model.cost + model.memory.priced(price, len(model.cost)))[1]
+        - float(price.sum()) * model.memory.limit
     )
     clock.spend(2 * tree.entries)
     kept = narrow.options(model, least, dual.best_cost + prices.rounding(dual.best_cost))
-    if 2 * sum(map(len, kept)) > len(model.cost):
+    if sum(map(len, kept)) > most * len(model.cost):
         return None
     if not all(map(len, kept)):
         return Outcome(dual.best, dual.best_cost)

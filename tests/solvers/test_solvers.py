@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from planner.solvers import dp, solve
-from planner.solvers.exact.elimination import compile_tree
 from planner.solvers.problem import Budget, Problem, evaluate
 from tests.solvers.problems import brute_force, every_choice, least_with, random_problem
 
@@ -67,19 +66,16 @@ def test_exact_solvers_find_the_optimum(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "entries, often", [(6e7, 50), pytest.param(20, 10, marks=pytest.mark.slow)]
+    "entries, large, often",
+    [(6e7, 1e5, 50), (6e7, 0, 50), pytest.param(20, 1e5, 10, marks=pytest.mark.slow)],
 )
 def test_what_costs_as_much_is_not_looked_for(
-    entries: float, often: int, monkeypatch: pytest.MonkeyPatch
+    entries: float, large: float, often: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Below a level is the optimum, or nothing: then that is proven. Where tables have no room,
-    too."""
-    monkeypatch.setattr(
-        dp,
-        "compile_tree",
-        lambda model, integer=False: compile_tree(model, total_limit=entries, integer=integer),
-    )
-    monkeypatch.setattr(dp, "ROOM", entries)
+    too; and where options that no better choice has are left out first."""
+    monkeypatch.setattr(dp, "TOTAL_LIMIT", entries)
+    monkeypatch.setattr(dp, "LARGE", large)
     ended = 0
     for seed, (problem, best) in enumerate(cases()):
         if best is None or problem.usage_limit is None:
@@ -218,9 +214,7 @@ def test_variables_in_parts_bound_the_optimum_and_what_each_strategy_costs(seeds
         assert np.isinf(value) or value == round(value)
         assert (least <= np.concatenate(exact)).all() and (least >= value).all()
         tight = tree.tighten(model.cost)
-        assert value <= tight <= best and tight == tree.tighten(
-            model.cost
-        )  # the second begins where the first ended
+        assert value <= tight <= tree.tighten(model.cost) <= best  # begins where that ended
         dearer = {pair: 2.0 * table + 1.0 for pair, table in model.pairs.items()}
         again, fresh = (
             tree.with_pairs(dearer).marginals(model.cost),
