@@ -18,7 +18,6 @@ import planner
 from costmodels.hardware.units import show_bytes, show_time
 from planner.errors import PlanError
 from planner.machine.mesh_choices import across
-from planner.pins.pins import parse_pins
 from planner.search.build_request import make_request
 from planner.search.domain import SearchDomain
 from planner.search.request import SearchResult
@@ -428,20 +427,12 @@ def test_time_limit_returns_the_best_so_far_or_says_so() -> None:
 
 @pytest.mark.slow
 def test_what_the_work_limit_cut_is_solved_again(monkeypatch: pytest.MonkeyPatch):
-    """Memory binds Llama-3 8B on 64 devices with 8 GiB kept free where nothing is recomputed and
-    every device has all weights: the first solves stop above the optimum, the deeper ones close the
-    gap."""
+    """Memory binds a U-Net on 16 devices of 40 GB: the first solves stop above the optimum, the
+    deeper ones close the gap."""
     import planner.search.best_first as explore
 
-    request = make_request(
-        devices=64,
-        hardware=None,
-        topology=None,
-        baselines=False,
-        memory_reserve_bytes=8 * 2**30,
-        pins=parse_pins("recompute=none,zero=1"),
-    )
-    model = Model.open("zoo:llama3-8b", Workload(batch=512), 64)
+    request = make_request(devices=16, hardware="a100-40gb", topology=None, baselines=False)
+    model = Model.open("zoo:unet-sd15", Workload(batch=64), 16)
     deep = Search(model, request).run()
     monkeypatch.setattr(explore, "SOLVE_AGAIN_WORK", 0)
     shallow = Search(model, request).run()
