@@ -130,6 +130,12 @@ class Scaled:
                 raise _Differs
             return found
 
+        def entries(values: np.ndarray, grown: np.ndarray) -> np.ndarray:
+            found, rest = np.divmod(values.astype(np.int64) * (b - a), a)
+            if rest[grown != 0].any():
+                raise _Differs
+            return np.where(grown != 0, found, 0)
+
         def each(values: Any, grown: Any) -> Any:
             return (
                 tuple(map(more, values, grown))
@@ -146,10 +152,7 @@ class Scaled:
                     i: {k: each(graph.nodes[i].attrs[k], grown) for k, grown in attrs.items()}
                     for i, attrs in self.attrs.items()
                 },
-                {
-                    n: np.where(grown != 0, graph.constants[n].astype(np.int64) * (b - a) // a, 0)
-                    for n, grown in self.constants.items()
-                },
+                {n: entries(graph.constants[n], grown) for n, grown in self.constants.items()},
                 {
                     n: tuple(
                         each(given, grown)

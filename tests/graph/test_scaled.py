@@ -172,7 +172,15 @@ def test_three_readings_say_what_grows_with_the_batch_and_with_tokens() -> None:
             derived = scaled.at(batch)
             assert derived is not None and same(derived, of_tokens(batch, tokens))
     assert Scaled.along(of_tokens(2, 8), graph(2, rows=16), (8, 32)) is None
-    assert Scaled.along(of_tokens(2, 8), of_tokens(2, 8), (8, 8)) is None
+
+
+def test_constants_that_would_grow_by_a_part_are_not_derived() -> None:
+    """As of extents: by half of three, from a batch of four to one of six."""
+    four, six = graph(4, rows=4), graph(6, rows=6)
+    scaled = Scaled.of(four, six)
+    assert scaled is not None and scaled.on(four) is not None
+    three = {**four.constants, "c": np.array([3, 7])}
+    assert scaled.on(replace(four, constants=three)) is None
 
 
 def searching(monkeypatch: pytest.MonkeyPatch, **workload: int) -> tuple[Search, list[int]]:
