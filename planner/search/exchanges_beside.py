@@ -60,8 +60,10 @@ def may_be_beside(search: Solving, graph: Graph) -> bool:
 
 
 def _sent_s(c: Candidate) -> float:
-    """Seconds of a plan's exchanges at most."""
-    return sum(s for (kind, _), s in c.cost.exposed_by_axes.items() if kind == EXCHANGE)
+    """Seconds of a plan's exchanges at most: those of a stage, and those of the others in its
+    bubble."""
+    sent = sum(s for (kind, _), s in c.cost.exposed_by_axes.items() if kind == EXCHANGE)
+    return sent * (1 + (c.mesh.stages - 1) / c.plan.microbatches)
 
 
 def _ways(search: Solving, c: Candidate) -> Iterator[Techniques]:
