@@ -439,7 +439,8 @@ def test_what_the_work_limit_cut_is_solved_again(monkeypatch: pytest.MonkeyPatch
     assert deep.best is not None and shallow.best is not None
     assert deep.best.cost.step_time_s < shallow.best.cost.step_time_s
     assert deep.bound_s <= deep.best.cost.step_time_s
-    # The price of this U-Net's plan is 0.08 % below the cost of its problem (not known why).
+    # Each block of this U-Net activates the time embedding anew. The compiler gathers the equal
+    # results once, and so does the price; the problem counts each: it is 0.08 % above the price.
     assert shallow.bound_s <= deep.bound_s * (1 + 1e-3)
     assert deep.bound_s > 0.998 * deep.best.cost.step_time_s
 
