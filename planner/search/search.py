@@ -363,9 +363,14 @@ class Search(Solving):
         bound_s: of plans with room and no more than now in the host's memory."""
         search = self
         assert tight.best is not None
-        while (more := search.offered.offload()) is not None:
-            search = search.offloading(more)
-            found = search._within(search.request.roomy_bytes, {})
+        while not self.stopped and (more := search.offered.offload()) is not None:
+            try:
+                search = search.offloading(more)
+                found = search._within(search.request.roomy_bytes, {})
+            except KeyboardInterrupt:
+                self.stopped = "interrupt"
+                break
+            self.stopped = search.stopped
             bound_s = min(bound_s, found.bound_s)
             if (safe := found.best) is not None:
                 within = safe.cost.step_time_s <= self._outside(tight.best, faster=False)
