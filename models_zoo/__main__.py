@@ -128,15 +128,15 @@ def _list(args: argparse.Namespace) -> int:
     else:
         family, name, values = models_zoo.find(args.name)
         chosen = [(family, name, args.name.removeprefix("zoo:"), values)]
-    found = [
+    counted = [
         (f, title, f.presets[n], count(f, n, f.presets[n], values))
         for f, n, title, values in chosen
     ]
     if args.json:
-        print(json.dumps([as_json(title, f, p, c) for f, title, p, c in found], indent=1))
+        print(json.dumps([as_json(title, f, p, c) for f, title, p, c in counted], indent=1))
         return 0
     rows = [["name", "family", "parameters", "FLOPs", "a sample", "batch", "description"]]
-    for f, title, p, c in found:
+    for f, title, p, c in counted:
         active = f" ({spelled(c.active)})" if c.active != c.parameters else ""
         rows.append(
             [
@@ -151,9 +151,9 @@ def _list(args: argparse.Namespace) -> int:
         )
     console.data("\n".join(fitted(rows, max(console.width(), WIDTH), (2, 3, 5))))
     console.say(
-        f"{len(found)} model{'s' * (len(found) > 1)}, counted in {time.perf_counter() - start:.1f}"
-        " s; parameters (those a token passes); FLOPs: one sample forward, multiply-adds times 2;"
-        " batch: the preset's, for --batch"
+        f"{len(counted)} model{'s' * (len(counted) > 1)}, counted in"
+        f" {time.perf_counter() - start:.1f} s; parameters (those a token passes); FLOPs: one"
+        " sample forward, multiply-adds times 2; batch: the preset's, for --batch"
     )
     return 0
 

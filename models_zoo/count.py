@@ -47,14 +47,18 @@ def count(family: Family, name: str, preset: Preset, values: dict[str, Value]) -
     period = _period(config)
     first += (layers - first) % period
     if layers <= first + period:
-        found, sample = _measure(make(family, name, preset, values))
+        measured, sample = _measure(make(family, name, preset, values))
     else:
         (a, sample), (b, _) = (
             _measure(make(family, name, preset, {**values, "layers": n}))
             for n in (first, first + period)
         )
-        found = tuple(x + (layers - first) // period * (y - x) for x, y in zip(a, b, strict=True))
-    return Count(found[0], found[0] - getattr(config, "idle", 0), found[1], found[2], sample)
+        measured = tuple(
+            x + (layers - first) // period * (y - x) for x, y in zip(a, b, strict=True)
+        )
+    return Count(
+        measured[0], measured[0] - getattr(config, "idle", 0), measured[1], measured[2], sample
+    )
 
 
 def _first(config: Any) -> int:
@@ -101,12 +105,12 @@ def _sample(graph: Graph) -> str:
     return " + ".join(said)
 
 
-def as_json(name: str, family: Family, preset: Preset, found: Count) -> dict[str, Any]:
+def as_json(name: str, family: Family, preset: Preset, counted: Count) -> dict[str, Any]:
     """A row of `python -m models_zoo --json`: FLOPs of one sample forward, exact."""
     return {
         "name": name,
         "family": family.name,
-        **dataclasses.asdict(found),
+        **dataclasses.asdict(counted),
         "default_batch": preset.batch,
         "description": preset.description,
     }

@@ -164,7 +164,7 @@ def _kinds(s: Scope, ids: str, c: Gemma4Config) -> dict[bool, _Kind]:
     at = Positions(ids, positions(turns, c.seq), False)
     causal = causal_mask(mask, c.seq) if c.decomposed else ""
     near = window_mask(mask, c.seq, c.window) if 0 < c.window < c.seq else ""
-    found = {}
+    kinds = {}
     for whole in (False, True):
         dim, kv = c.heads_of(whole)
         turned = 2 * int(c.global_share * dim / 2)
@@ -181,8 +181,8 @@ def _kinds(s: Scope, ids: str, c: Gemma4Config) -> dict[bool, _Kind]:
             )
         )
         masking = Masking(True, causal_mask=causal, keys="" if whole else near)
-        found[whole] = _Kind(dim, kv, rotate, masking, whole)
-    return found
+        kinds[whole] = _Kind(dim, kv, rotate, masking, whole)
+    return kinds
 
 
 def _norm(s: Scope, x: str, c: Gemma4Config, width: int = 0) -> str:

@@ -116,7 +116,7 @@ def _thetas(f: Fields) -> tuple[float, float]:
     """Rotary bases of ModernBERT's layers that see everything, and of the others."""
     nested = f.data.get("rope_parameters")
     tables = nested if isinstance(nested, dict) else {}
-    found = []
+    thetas = []
     for kind, key, usual in (
         ("full_attention", "global_rope_theta", 160_000.0),
         ("sliding_attention", "local_rope_theta", 10_000.0),
@@ -124,8 +124,8 @@ def _thetas(f: Fields) -> tuple[float, float]:
         table = tables.get(kind)
         own = Fields(f.path, table) if isinstance(table, dict) else f
         rescaled(f, own.data if own is not f else f.data.get("rope_scaling"))
-        found.append(own.number("rope_theta" if own is not f else key, usual))
-    return found[0], found[1]
+        thetas.append(own.number("rope_theta" if own is not f else key, usual))
+    return thetas[0], thetas[1]
 
 
 def _whisper(f: Fields) -> tuple[Family, Any]:

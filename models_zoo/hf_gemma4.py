@@ -95,22 +95,22 @@ def _turns(f: Fields) -> dict[str, Any]:
     tables = f.data.get("rope_parameters")
     if tables is not None and not isinstance(tables, dict):
         raise f.bad("rope_parameters", "an object")
-    found = {}
+    by_kind = {}
     for kind in _KINDS:
         own = (tables or {}).get(kind)
         if own is not None and not isinstance(own, dict):
             raise f.bad("rope_parameters", f"an object in which {kind} is one")
-        found[kind] = Fields(f.path, own or {})
-        if found[kind].data.get("rope_type") != "proportional":
-            rescaled(f, found[kind].data)
-    whole = found["full_attention"]
+        by_kind[kind] = Fields(f.path, own or {})
+        if by_kind[kind].data.get("rope_type") != "proportional":
+            rescaled(f, by_kind[kind].data)
+    whole = by_kind["full_attention"]
     share = whole.number("partial_rotary_factor", 1.0 if tables else 0.25)
     if share > 1:
         raise whole.bad("partial_rotary_factor", "a number up to 1")
     return {
         "theta": whole.number("rope_theta", 1e6),
         "global_share": share,
-        "local_theta": found["sliding_attention"].number("rope_theta", 1e4),
+        "local_theta": by_kind["sliding_attention"].number("rope_theta", 1e4),
     }
 
 

@@ -32,10 +32,10 @@ def near_layers(f: Fields, layers: int, *, every: int = 0, first: int = 0) -> di
         near = [_KINDS[kind] for kind in listed[:layers]]
     if not any(near):
         return None
-    found = _pattern(near)
-    if found is None:
+    pattern = _pattern(near)
+    if pattern is None:
         raise f.bad("layer_types", "each n-th layer, or those before one, attending to everything")
-    return found
+    return pattern
 
 
 def _pattern(near: Sequence[bool]) -> dict[str, int] | None:
@@ -85,15 +85,15 @@ def turning(
     rope = Fields(f.path, own["full_attention"] if per_kind else own or f.data)
     scaling = rope.data if own else f.data.get("rope_scaling")
     rescaled(f, scaling)
-    found: dict[str, Any] = {"theta": rope.number("rope_theta", f.number("rope_theta", theta))}
+    fields: dict[str, Any] = {"theta": rope.number("rope_theta", f.number("rope_theta", theta))}
     part = rope.number("partial_rotary_factor", f.number("partial_rotary_factor", share))
     if part > 1:
         raise f.bad("partial_rotary_factor", "a number up to 1")
     if part != 1:
-        found["share"] = part
+        fields["share"] = part
     if local is not None:
         near = own.get("sliding_attention")
         table = Fields(f.path, near) if per_kind and isinstance(near, dict) else f
         key = "rope_theta" if table is not f else "rope_local_base_freq"
-        found["local_theta"] = table.number(key, local)
-    return found
+        fields["local_theta"] = table.number(key, local)
+    return fields

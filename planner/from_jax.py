@@ -69,16 +69,16 @@ def from_jax(
 
     from planner.api import plan
 
-    trace, leaves, tree, found = traced(fn, params, *inputs)
+    trace, leaves, tree, results = traced(fn, params, *inputs)
     data = [v for v in leaves if not v.parameter]
-    train = len(found) == 1 and prod(found[0].shape) == 1 and "loss" not in options
+    train = len(results) == 1 and prod(results[0].shape) == 1 and "loss" not in options
     if not data or not data[0].shape:
         raise PlanError(
             "P195",
             "the function takes no batch: its second argument has no dims",
             help=["from_jax(fn, params, batch, ...)"],
         )
-    proto = trace.model(data, found)
+    proto = trace.model(data, results)
     if train:
         options = {
             "workload": "train",
@@ -197,20 +197,20 @@ def _own_dims(
     steps = () if weight is None else weight.transform
     if row is None or (not steps and len(row["layout"]) != len(shape)):
         return {"layout": [[]] * len(shape)}
-    found = {key: value for key, value in row.items() if key != "zero"}
+    leaf_row = {key: value for key, value in row.items() if key != "zero"}
     cuts = [tuple(axes) for axes in row["layout"]]
-    own = stored_axes(cuts, shape, steps)
-    found["layout"] = [list(axes) for axes in own]
+    leaf_cuts = stored_axes(cuts, shape, steps)
+    leaf_row["layout"] = [list(axes) for axes in leaf_cuts]
     if zero := row.get("zero"):
-        each = [tuple(zero["axes"]) if d == zero["dim"] else () for d in range(len(cuts))]
-        first = [d for d, axes in enumerate(stored_axes(each, shape, steps)) if axes]
+        zero_cuts = [tuple(zero["axes"]) if d == zero["dim"] else () for d in range(len(cuts))]
+        first = [d for d, axes in enumerate(stored_axes(zero_cuts, shape, steps)) if axes]
         fits = [
             d
             for d in (*first, *sorted(range(len(shape)), key=lambda d: -shape[d]))
-            if shape[d] % prod(sizes[a] for a in {*own[d], *zero["axes"]}) == 0
+            if shape[d] % prod(sizes[a] for a in {*leaf_cuts[d], *zero["axes"]}) == 0
         ]
-        found |= {"zero": {**zero, "dim": fits[0]}} if fits else {}
-    return found
+        leaf_row |= {"zero": {**zero, "dim": fits[0]}} if fits else {}
+    return leaf_row
 
 
 class _Module(types.ModuleType):

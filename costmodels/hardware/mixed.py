@@ -126,22 +126,22 @@ def _attention(every: Sequence[Device]) -> FusedAttention | None:
 def _tiles(every: Sequence[Device], peak: float) -> Tiles | None:
     """As many units as the device with the fewest has, as fast as the slowest; None where a device
     is priced by FLOPs alone. peak: what the rate is a fraction of."""
-    found = [(d, d.tiles) for d in every if d.tiles]
-    if len(found) < len(every):
+    tiled = [(d, d.tiles) for d in every if d.tiles]
+    if len(tiled) < len(every):
         return None
-    units = min(t.units for _, t in found)
-    shapes = [x for x in found[0][1].shapes if all(x in t.shapes for _, t in found)]
+    units = min(t.units for _, t in tiled)
+    shapes = [x for x in tiled[0][1].shapes if all(x in t.shapes for _, t in tiled)]
     if not shapes:
         return None
     return replace(
-        found[0][1],
+        tiled[0][1],
         units=units,
         shapes=tuple(shapes),
-        efficiency=min(d.peak(DTYPE) * t.efficiency / t.units for d, t in found) * units / peak,
-        start_s=max(t.start_s for _, t in found),
-        kernel_s=max(t.kernel_s for _, t in found),
-        sums_bytes_per_s=min(t.sums_bytes_per_s for _, t in found),
-        convolutions=min(t.convolutions for _, t in found),
+        efficiency=min(d.peak(DTYPE) * t.efficiency / t.units for d, t in tiled) * units / peak,
+        start_s=max(t.start_s for _, t in tiled),
+        kernel_s=max(t.kernel_s for _, t in tiled),
+        sums_bytes_per_s=min(t.sums_bytes_per_s for _, t in tiled),
+        convolutions=min(t.convolutions for _, t in tiled),
     )
 
 

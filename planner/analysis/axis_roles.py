@@ -97,7 +97,7 @@ def purposes(base: BasicFacts, batch_factors: Sequence[str]) -> dict[int, dict[s
     for role, places in seeds.items():
         for at in places:
             role_of.setdefault(ties.top(at), role)
-    found = {
+    by_class = {
         i: {
             f: (
                 "data"
@@ -108,8 +108,8 @@ def purposes(base: BasicFacts, batch_factors: Sequence[str]) -> dict[int, dict[s
         }
         for i in base.times
     }
-    for i, roles in found.items():
+    for i, roles in by_class.items():
         # of its members' roles, a pair has the one that says most
         paired = base.rules[i].paired.items()
         roles |= {name: min((roles[f] for f in fs), key=TELLING.index) for name, fs in paired}
-    return found
+    return by_class

@@ -25,13 +25,13 @@ RANK_DIMS = {INNER: -1, OUTER: -2}
 def directions(graph: Graph) -> Mapping[int, str]:
     """Node -> COLUMNS or ROWS, of products with a weight and lookups of a table that have one."""
     if "directions" not in graph.memo:
-        graph.memo["directions"] = _found(graph)
-    found: Mapping[int, str] = graph.memo["directions"]
-    return found
+        graph.memo["directions"] = _directions(graph)
+    known: Mapping[int, str] = graph.memo["directions"]
+    return known
 
 
-def _found(graph: Graph) -> dict[int, str]:
-    out: dict[int, str] = {}
+def _directions(graph: Graph) -> dict[int, str]:
+    direction_of: dict[int, str] = {}
     after: dict[str, str] = {}  # tensor -> how a product that reads it is cut, "" where unclear
     for i, node in enumerate(graph.nodes):
         kind = operator_of(node.op).kind
@@ -49,12 +49,12 @@ def _found(graph: Graph) -> dict[int, str]:
         if kind == "product" and weights:
             adapter = weights[0].rpartition(".")[2]
             if state:
-                out[i] = COLUMNS if adapter == OUTER else state
+                direction_of[i] = COLUMNS if adapter == OUTER else state
             if adapter != INNER:
                 state = {COLUMNS: ROWS, ROWS: COLUMNS}.get(state, "")
         elif kind == "lookup" and weights:
             if not set(node.inputs) & set(graph.constants):
-                out[i] = ROWS
+                direction_of[i] = ROWS
             state = COLUMNS
         elif kind in ("norm", "experts"):
             state = COLUMNS
@@ -62,12 +62,12 @@ def _found(graph: Graph) -> dict[int, str]:
             state = ROWS
         after |= dict.fromkeys(node.outputs, state)
     routers = _routers(graph)
-    return {i: way for i, way in out.items() if i not in routers}
+    return {i: way for i, way in direction_of.items() if i not in routers}
 
 
 def _routers(graph: Graph) -> frozenset[int]:
     """Products whose results say which experts take a token, and how much of each."""
-    found: set[int] = set()
+    routers: set[int] = set()
     asked: set[str] = set()
     for i in reversed(range(len(graph.nodes))):
         node = graph.nodes[i]
@@ -76,7 +76,7 @@ def _routers(graph: Graph) -> frozenset[int]:
             asked.update(node.inputs[1:3])
         elif asked.intersection(node.outputs):
             if kind == "product":
-                found.add(i)
+                routers.add(i)
             elif kind not in ("norm", "attention", "lookup"):
                 asked.update(node.inputs)
-    return frozenset(found)
+    return frozenset(routers)

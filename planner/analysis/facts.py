@@ -113,8 +113,8 @@ class GraphFacts(BasicFacts):
         key = "facts", training, fold
         if key not in graph.memo:
             graph.memo[key] = cls.of(graph, training=training, fold=fold)
-        found: GraphFacts = graph.memo[key]
-        return found
+        facts: GraphFacts = graph.memo[key]
+        return facts
 
     @cached_property
     def alike(self) -> GraphFacts:
@@ -158,13 +158,13 @@ class GraphFacts(BasicFacts):
         """Of those that are reachable what a search looks at: the rank of adapters stays whole. It
         is narrow, so that cutting it saves next to nothing, and with it each adapter of a block
         would have as many choices as the weight it stands beside."""
-        found, ranks = self.reachable(i, splits), set[str]()
+        reachable, ranks = self.reachable(i, splits), set[str]()
         for slot, name in enumerate(self.graph.nodes[i].inputs):
             if name in self.graph.weights and name in self.graph.trainable:
                 ending = self.graph.labels.get(name, name).rpartition(".")[2]
                 if ending in RANK_DIMS:
                     ranks.update(self.rules[i].operands[slot][RANK_DIMS[ending]])
-        return tuple([s for s in found if ranks.isdisjoint(f for f, _ in s.pairs)])
+        return tuple([s for s in reachable if ranks.isdisjoint(f for f, _ in s.pairs)])
 
     @cached_property
     def backward(self) -> Mapping[int, float]:
@@ -267,7 +267,7 @@ class GraphFacts(BasicFacts):
         """Nodes that add a weight of one dim to a product that nothing else reads: on GPUs the
         product's own kernel does so as it writes its result."""
         graph = self.graph
-        found = set()
+        biases = set()
         for i, rule in enumerate(self.rules):
             if not rule.flops or operator_of(graph.nodes[i].op).kind != "product":
                 continue
@@ -277,15 +277,15 @@ class GraphFacts(BasicFacts):
                 other = node.inputs[1 - readers[0][1]] if len(node.inputs) == 2 else ""
                 bias = other in graph.weights and len(graph.tensors[other].shape) == 1
                 if bias and operator_of(node.op).adds == (0, 1):
-                    found.add(readers[0][0])
-        return frozenset(found)
+                    biases.add(readers[0][0])
+        return frozenset(biases)
 
     @cached_property
     def after_products(self) -> frozenset[int]:
         """Element-wise operators of what a product, a convolution or a norm made, and of what such
         operators made of it in the order of its elements: TPUs' kernels compute them as they write
         their results, and their gradients as others read them."""
-        graph, found = self.graph, set[int]()
+        graph, fused = self.graph, set[int]()
         made = {
             name
             for i, node in enumerate(graph.nodes)
@@ -301,9 +301,9 @@ class GraphFacts(BasicFacts):
             if operator.free and len(last) == 1:
                 made.add(node.outputs[0])
             elif not operator.passes_values and not operator.free:
-                found.add(i)
+                fused.add(i)
                 made.update(n for n in node.outputs if n)
-        return frozenset(found)
+        return frozenset(fused)
 
     @cached_property
     def copied_apart(self) -> frozenset[tuple[int, int]]:
@@ -311,7 +311,7 @@ class GraphFacts(BasicFacts):
         into a stack and out of it also where the kernels that make and read it could do so: what
         enters a repeat, what norms read, and what kernels of ours read or make (attention,
         experts')."""
-        graph, found = self.graph, dict[tuple[int, int], bool]()
+        graph, copied_everywhere = self.graph, dict[tuple[int, int], bool]()
         starts = repeat_starts(self.loops)
 
         @cache
@@ -327,8 +327,10 @@ class GraphFacts(BasicFacts):
             for slot, name in (*enumerate(node.inputs), *results):
                 enters = slot >= 0 and saved_in(graph, starts, i, name) < 0
                 key = self.shared[i], slot
-                found[key] = found.get(key, True) and (enters or apart(name))
-        return frozenset(key for key, copied in found.items() if copied)
+                copied_everywhere[key] = copied_everywhere.get(key, True) and (
+                    enters or apart(name)
+                )
+        return frozenset(key for key, copied in copied_everywhere.items() if copied)
 
     @cached_property
     def demanded(self) -> Mapping[int, Hop]:

@@ -38,18 +38,22 @@ def find_passing(base: BasicFacts) -> PassingGradients:
     )
 
 
-def readers(graph: Graph, found: Sequence[Sequence[int]]) -> WeightReaders:
+def readers(graph: Graph, nodes_by_weight: Sequence[Sequence[int]]) -> WeightReaders:
     """Of the operators that read each weight."""
     carried = [
-        any(operator_of(graph.nodes[i].op).filling is not None for i in own) for own in found
+        any(operator_of(graph.nodes[i].op).filling is not None for i in nodes)
+        for nodes in nodes_by_weight
     ]
     again = [
-        any(operator_of(graph.nodes[i].op).kind != "lookup" for i in own if i < max(own))
-        for own in found
+        any(operator_of(graph.nodes[i].op).kind != "lookup" for i in nodes if i < max(nodes))
+        for nodes in nodes_by_weight
     ]
-    first, last = (np.array([end(own) for own in found], np.int64) for end in (min, max))
+    first, last = (
+        np.array([end(nodes) for nodes in nodes_by_weight], np.int64) for end in (min, max)
+    )
     product = [
-        len(own) == 1 and operator_of(graph.nodes[own[0]].op).kind == "product" for own in found
+        len(nodes) == 1 and operator_of(graph.nodes[nodes[0]].op).kind == "product"
+        for nodes in nodes_by_weight
     ]
     return WeightReaders(
         first, last, np.array(carried, bool), np.array(again, bool), np.array(product, bool)

@@ -46,12 +46,12 @@ def find_gathered(
     """(node, slot) -> tensor that an earlier use keeps a device's own rows of (`find_residuals`),
     and that the node reads all rows of where devices share its work so: the backward pass is handed
     these, too."""
-    found = dict[tuple[int, int], str]()
+    gathered = dict[tuple[int, int], str]()
     for i, node in enumerate(base.graph.nodes if base.training else ()):
         read = operator_of(node.op).gathers and 0 in reads(node, base.grad).slots
         if read and (i, 0) not in kept:
-            found[i, 0] = node.inputs[0]
-    return found
+            gathered[i, 0] = node.inputs[0]
+    return gathered
 
 
 def at_both_ends(base: BasicFacts, elsewhere: set[str]) -> dict[tuple[int, int], str]:

@@ -35,8 +35,8 @@ class _Numbers(dict[str, int]):
         self.used: list[int] = around.used if around is not None else [0]
 
     def __missing__(self, name: str) -> int:
-        if self.around is not None and (found := self.around.known(name)) is not None:
-            return found
+        if self.around is not None and (number := self.around.known(name)) is not None:
+            return number
         return self.own(name)
 
     def known(self, name: str) -> int | None:

@@ -51,15 +51,15 @@ def installed(names: Sequence[str], places: Sequence[str] | None = None) -> tupl
     """Folders of the packages' metadata, which their versions are part of, in the places that
     modules are looked for in. importlib.metadata would take longer to load than all else that a key
     needs."""
-    found = []
+    folders = []
     for place in sys.path if places is None else places:
         with suppress(OSError):
-            found += [
+            folders += [
                 e
                 for e in os.listdir(place or ".")
                 if e.endswith((".dist-info", ".egg-info")) and e.partition("-")[0].lower() in names
             ]
-    return tuple(sorted(found))
+    return tuple(sorted(folders))
 
 
 def digest(value: Any) -> str:

@@ -126,13 +126,13 @@ class Tables:
 
     def _paths(self) -> Iterable[Path]:
         """Files of the machine, those used last first."""
-        found = []
+        by_age = []
         with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
             for entry in entries:
                 if entry.name.startswith(f"{self.machine}-") and entry.name.endswith(TABLES):
                     with contextlib.suppress(OSError):
-                        found.append((-entry.stat(follow_symlinks=False).st_mtime_ns, entry.path))
-        return [Path(path) for _, path in sorted(found)[:MOST_FILES]]
+                        by_age.append((-entry.stat(follow_symlinks=False).st_mtime_ns, entry.path))
+        return [Path(path) for _, path in sorted(by_age)[:MOST_FILES]]
 
     def _open(self, path: Path) -> None:
         """Take up the index of a file, where it holds."""

@@ -199,12 +199,12 @@ def fit_attention(samples: Sequence[Sample], memory: float) -> AttentionFit | No
                 for width, flops, size, t in cases
             ]
         )
-        found = np.linalg.lstsq(left, np.ones(len(cases)), rcond=None)[0]
-        if found.min() <= 0:
+        solution = np.linalg.lstsq(left, np.ones(len(cases)), rcond=None)[0]
+        if solution.min() <= 0:
             return None
-        rates.append(tuple(float(1 / x) for x in found[:-1]))
-        passes.append(float(found[-1]))
-        off = max(off, float(np.abs(left @ found - 1).max()))
+        rates.append(tuple(float(1 / x) for x in solution[:-1]))
+        passes.append(float(solution[-1]))
+        off = max(off, float(np.abs(left @ solution - 1).max()))
     if off > MOST_OFF:
         return None
     return AttentionFit(widths, rates[0], rates[1], (passes[0], passes[1]), off, len(samples))

@@ -66,12 +66,12 @@ def fit_tiles(device: Device, measured: Sequence[MeasuredProduct]) -> Tiles | No
         values[0] = min(1.0, values[0])
         return replace(start, **dict(zip(FIGURES, values, strict=True)))
 
-    def left(theta: np.ndarray) -> np.ndarray:
+    def residuals(theta: np.ndarray) -> np.ndarray:
         errors = np.log(priced_s(replace(device, tiles=at(theta)), measured)) - seconds
         return np.concatenate([errors, PRIOR * theta])
 
     # Waves make steps of the sum of squares, which differences of 1 % look across.
-    found = least_squares(
-        left, np.zeros(len(FIGURES)), loss="soft_l1", f_scale=ROBUST, diff_step=0.01
+    optimum = least_squares(
+        residuals, np.zeros(len(FIGURES)), loss="soft_l1", f_scale=ROBUST, diff_step=0.01
     )
-    return at(found.x)
+    return at(optimum.x)

@@ -25,13 +25,13 @@ def refuse_missing(baseline: Strategy, source: str, against: str) -> None:
     if (
         not source.startswith("zoo:")
         and not Path(source).exists()
-        and (found := files.renamed(baseline, source))
+        and (renamed := files.renamed(baseline, source))
     ):
         raise PlanError(
             "P101",
             f"there is no file {source!r}",
-            detail=[f"{found[0]!r} holds the model that {against} was made for"],
-            help=[f"plan check {found[0]} --against {against}"],
+            detail=[f"{renamed[0]!r} holds the model that {against} was made for"],
+            help=[f"plan check {renamed[0]} --against {against}"],
         )
 
 

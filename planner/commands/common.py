@@ -112,10 +112,10 @@ def machine(args: argparse.Namespace) -> dict[str, Any]:
 def _once(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     """The pairs of an option that may be given several times, by name. Raises PlanError P003 where
     a name has two values."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name, value in pairs:
-        refuse_twice(option, name, found.setdefault(name, value), value)
-    return found
+        refuse_twice(option, name, values.setdefault(name, value), value)
+    return values
 
 
 def workload(args: argparse.Namespace) -> dict[str, Any]:
@@ -175,10 +175,10 @@ def spare(path: Path, start: bytes) -> None:
     alone."""
     try:
         with opened(path) as f:
-            found = f.read(len(start))
+            beginning = f.read(len(start))
     except OSError:
         return  # nothing there, or nothing that can be read: writing says what is wrong
-    if found and found != start:
+    if beginning and beginning != start:
         raise PlanError(
             "P053",
             f"{path} exists and is not what this option writes",
@@ -208,6 +208,6 @@ def priced_step(strategy: Strategy, source: str) -> Priced:
     """`priced`, as a device runs the step; with islands, one of that which the others wait for."""
     from planner.pricing.islands import as_priced
 
-    found = priced(strategy, source)
-    flow, pricer = as_priced(found.base, found.flow, found.runs, found.pricer)
-    return replace(found, flow=flow, pricer=pricer, plan=flow.plan)
+    whole = priced(strategy, source)
+    flow, pricer = as_priced(whole.base, whole.flow, whole.runs, whole.pricer)
+    return replace(whole, flow=flow, pricer=pricer, plan=flow.plan)

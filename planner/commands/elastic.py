@@ -99,8 +99,8 @@ def _by_joining(args: argparse.Namespace, plans: tuple[Stored, ...]) -> int:
     check_meant(args, plans[-1].strategy)
 
     def suffice(joined: int) -> int:
-        found = choose(plans, joined, slots, virtual) if joined >= least else None
-        return found.processes if found else 0
+        choice = choose(plans, joined, slots, virtual) if joined >= least else None
+        return choice.processes if choice else 0
 
     seat = take_seat(
         args,
@@ -121,11 +121,11 @@ def _by_joining(args: argparse.Namespace, plans: tuple[Stored, ...]) -> int:
 def _by_allocation(args: argparse.Namespace, plans: tuple[Stored, ...]) -> int:
     """A program of every plan for whole nodes, and the script that picks one of them."""
     slots = _slots(args, plans)
-    found = {
+    choices = {
         n: choose(plans, n, slots, args.cpu)
         for n in sorted({-(-s.devices // slots) for s in plans})
     }
-    whole = {n: c for n, c in found.items() if c and c.stored.devices == n * slots}
+    whole = {n: c for n, c in choices.items() if c and c.stored.devices == n * slots}
     if not whole:
         raise PlanError(
             "P208",

@@ -322,30 +322,31 @@ def _provenance(args: argparse.Namespace, started: float) -> dict[str, Any]:
     }
 
 
-def _same_length(model: Any, found: Configuration, path: str) -> None:
+def _same_length(model: Any, configuration: Configuration, path: str) -> None:
     """A price of rows of another length is not that of the configuration."""
     from planner.interop.settings import row_length
 
     length = row_length(model.plain)
-    if found.settings.length and length and length != found.settings.length:
+    if configuration.settings.length and length and length != configuration.settings.length:
         raise PlanError(
             "P191",
-            f"{path} says rows of {found.settings.length} tokens, the model has rows of {length}",
+            f"{path} says rows of {configuration.settings.length} tokens, the model has rows of"
+            f" {length}",
             help=["--dim, zoo:NAME,seq=N, or an export of that length"],
         )
 
 
-def _say(args: argparse.Namespace, made: Strategy, found: Configuration) -> None:
+def _say(args: argparse.Namespace, strategy: Strategy, configuration: Configuration) -> None:
     from planner.interop.unread import told
     from planner.report.summary import summary
 
-    console.data(summary(made, console.width(), console.colour(sys.stdout)) + "\n")
-    for note in found.notes:
+    console.data(summary(strategy, console.width(), console.colour(sys.stdout)) + "\n")
+    for note in configuration.notes:
         console.say(f"note: {note}")
-    if found.unread:
+    if configuration.unread:
         console.say(
-            f"note: {_plural(len(found.unread), 'key')} of {args.config} not read:"
-            f" {told(found.unread)}"
+            f"note: {_plural(len(configuration.unread), 'key')} of {args.config} not read:"
+            f" {told(configuration.unread)}"
         )
-    if made.costs["fit"] == "no":
+    if strategy.costs["fit"] == "no":
         console.say("note: by this price it does not fit; the plan is kept for comparison")

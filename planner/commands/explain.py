@@ -75,7 +75,7 @@ def _detail(args: argparse.Namespace, strategy: Strategy, name: str) -> Mapping[
     ):
         return strategy.details[name]
     try:
-        found = priced_step(strategy, files.model_of(strategy, args.strategy, args.model))
+        repriced = priced_step(strategy, files.model_of(strategy, args.strategy, args.model))
     except PlanError as e:
         if args.model or e.code != "P058":
             raise
@@ -91,7 +91,7 @@ def _detail(args: argparse.Namespace, strategy: Strategy, name: str) -> Mapping[
         return None
     from planner.pricing.breakdown import details
 
-    return details(found.base, found.runs, found.flow, found.pricer).get(name)
+    return details(repriced.base, repriced.runs, repriced.flow, repriced.pricer).get(name)
 
 
 def _price(args: argparse.Namespace, strategy: Strategy, name: str) -> str:
@@ -102,17 +102,17 @@ def _price(args: argparse.Namespace, strategy: Strategy, name: str) -> str:
     from planner.search.to_strategy import range_of
     from planner.support.text import Style
 
-    found = priced_step(strategy, files.model_of(strategy, args.strategy, args.model))
-    i = next(k for k, node in enumerate(found.base.graph.nodes) if node.id == name)
-    spread = range_of(found.request, found.base, found.model, found.plan)
-    detail = details(found.base, found.runs, found.flow, found.pricer)[name]
+    repriced = priced_step(strategy, files.model_of(strategy, args.strategy, args.model))
+    i = next(k for k, node in enumerate(repriced.base.graph.nodes) if node.id == name)
+    spread = range_of(repriced.request, repriced.base, repriced.model, repriced.plan)
+    detail = details(repriced.base, repriced.runs, repriced.flow, repriced.pricer)[name]
     axes = {a for move in detail["moves"] for a in move["axes"].split("+")}
     return price_text(
-        terms_of(found.base, i, found.flow.split(i), found.pricer, axes),
+        terms_of(repriced.base, i, repriced.flow.split(i), repriced.pricer, axes),
         detail,
-        found.pricer,
+        repriced.pricer,
         spread,
-        found.cost.step_time_s,
+        repriced.cost.step_time_s,
         console.width(),
         Style(console.colour(sys.stdout)),
     )
@@ -230,9 +230,9 @@ def _minimal_pins(args: argparse.Namespace, strategy: Strategy) -> int:
 
     _whole(args, "--minimal-pins")
     _one_mesh(strategy, "--minimal-pins")
-    found = priced(strategy, files.model_of(strategy, args.strategy, args.model))
-    base = found.base
-    nodes = fewest(base, Mesh(found.mesh.inner), {c: found.flow.split(c) for c in base.times})
+    repriced = priced(strategy, files.model_of(strategy, args.strategy, args.model))
+    base = repriced.base
+    nodes = fewest(base, Mesh(repriced.mesh.inner), {c: repriced.flow.split(c) for c in base.times})
     console.data(pins_file(strategy, nodes).rstrip())
     said = (
         f"{len(nodes)} of {len(base.times)} decisions written: with this plan's options,"

@@ -57,16 +57,16 @@ def renamed(strategy: Strategy, path: str | Path) -> list[str]:
         ]
     except OSError:
         return []
-    found = []
+    same_model = []
     for other in sorted(
         beside, key=lambda p: -difflib.SequenceMatcher(None, p.name, gone.name).ratio()
     )[:MOST_FILES]:
         try:
             if open_recorded(strategy, other).sha256() == strategy.model["sha256"]:
-                found.append(str(other))
+                same_model.append(str(other))
         except PlanError:
             continue  # another kind of file, or a model that needs other options
-    return found
+    return same_model
 
 
 def next_steps(path: str | Path, strategy: Strategy) -> str:
@@ -105,8 +105,8 @@ def model_of(strategy: Strategy, path: str | Path, given: str | None) -> str:
         if place.is_file():
             return str(place)
     there = [
-        f"{found} holds the same model: --model {found}"
-        for found in renamed(strategy, places[-1])[:1]
+        f"{other} holds the same model: --model {other}"
+        for other in renamed(strategy, places[-1])[:1]
     ]
     raise PlanError(
         "P058",

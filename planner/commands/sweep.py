@@ -30,7 +30,7 @@ def series(text: str, option: str = "devices", example: str = "8,16..512") -> li
     them up to the one after."""
     from planner.commands.options.values import whole
 
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
         first, dots, last = (t.strip() for t in part.partition(".."))
         try:
@@ -52,21 +52,21 @@ def series(text: str, option: str = "devices", example: str = "8,16..512") -> li
                 help=[f"numbers and doublings, such as {example}"],
             )
         while n <= end:
-            found.append(n)
+            numbers.append(n)
             n *= 2
-    found = list(dict.fromkeys(found))
-    if len(found) > MOST_COUNTS:
+    numbers = list(dict.fromkeys(numbers))
+    if len(numbers) > MOST_COUNTS:
         raise PlanError(
             "P003",
-            f"--{option}: {len(found)} numbers are more than {MOST_COUNTS}",
+            f"--{option}: {len(numbers)} numbers are more than {MOST_COUNTS}",
             help=["fewer of them"],
         )
-    return found
+    return numbers
 
 
 def prices(text: str | None) -> dict[str, float]:
     """USD per device-hour of `2.4/h` (under "") or `h100=2.4,v5e=1.1` (by hardware)."""
-    found: dict[str, float] = {}
+    usd_per_hour: dict[str, float] = {}
     texts: dict[str, str] = {}
     for part in (text or "").split(",") if text else ():
         name, _, value = part.strip().rpartition("=")
@@ -78,8 +78,8 @@ def prices(text: str | None) -> dict[str, float]:
                 help=["USD per device-hour: 2.4/h, or by hardware: h100=2.4,v5e=1.1"],
             )
         refuse_twice("price", name, texts.setdefault(name, value), value)
-        found[name] = float(match[1])
-    return found
+        usd_per_hour[name] = float(match[1])
+    return usd_per_hour
 
 
 def _by_hardware(paid: dict[str, float], hardware: list[str]) -> dict[str, float]:
@@ -101,8 +101,10 @@ def _by_hardware(paid: dict[str, float], hardware: list[str]) -> dict[str, float
             f"--price: {strange!r} is not among the hardware",
             help=[h for h in [did_you_mean(strange, hardware)] if h],
         )
-    found = {h: usd for h in hardware for name, usd in paid.items() if name and own(h) == own(name)}
-    return found | {name: usd for name, usd in paid.items() if not name}
+    usd_per_hour = {
+        h: usd for h in hardware for name, usd in paid.items() if name and own(h) == own(name)
+    }
+    return usd_per_hour | {name: usd for name, usd in paid.items() if not name}
 
 
 def run(args: argparse.Namespace) -> int:

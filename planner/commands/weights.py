@@ -67,23 +67,23 @@ def run(args: argparse.Namespace) -> int:
     model = opened(args)
     _refuse_other_arithmetic(model, shards)
     graph, folder = model.plain, model.folder
-    found = match.match(graph, shards, _buffers(graph, folder))
+    matching = match.match(graph, shards, _buffers(graph, folder))
     if target is None:
-        console.data(report(shards, found))
-    convert.refuse(graph, shards, found, args.partial)
+        console.data(report(shards, matching))
+    convert.refuse(graph, shards, matching, args.partial)
     if target is None:
         return 0
     if args.back:
         given = Path(args.back)
-        done = convert.back(graph, shards, found, given, target)
+        done = convert.back(graph, shards, matching, given, target)
         console.say(
             f"wrote {target}: {_files(shards)}, {done.written} tensors with the values of {given},"
             f" {done.unchanged} as they were"
         )
         _name("no tensor of the checkpoint, left out", done.unmatched)
         return 0
-    size = convert.to_program(graph, folder, shards, found, target)
-    console.say(report(shards, found))
+    size = convert.to_program(graph, folder, shards, matching, target)
+    console.say(report(shards, matching))
     console.say(f"wrote {target}, {size:,} bytes   next: python PROGRAM.py --weights {target}")
     return 0
 
@@ -123,26 +123,27 @@ def _buffers(graph: Graph, folder: Path | None) -> frozenset[str]:
     )
 
 
-def report(shards: Shards, found: Matching) -> str:
+def report(shards: Shards, matching: Matching) -> str:
     """How many parameters come from where, and what is left on either side."""
-    takes = [(m, t) for m in found.matches for t in m.takes]
+    takes = [(m, t) for m in matching.matches for t in m.takes]
     parts = sum(
         t.size != (s.shape[t.axis] if (s := shards.tensors[t.source]).shape else 1)
         for _, t in takes
     )
     ways = {
-        "turned": sum(any(t.flip for t in m.takes) for m in found.matches),
-        "stacked": sum(m.stacked for m in found.matches),
+        "turned": sum(any(t.flip for t in m.takes) for m in matching.matches),
+        "stacked": sum(m.stacked for m in matching.matches),
         "parts of fused ones": parts,
-        "padded": sum(m.rows > 0 for m in found.matches),
+        "padded": sum(m.rows > 0 for m in matching.matches),
     }
-    told = ", ".join(f"{n} {what}" for what, n in ways.items() if n) or "all as they lie"
+    ways_text = ", ".join(f"{n} {what}" for what, n in ways.items() if n) or "all as they lie"
+    parameters = len(matching.matches) + len(matching.missing) + len(matching.misfits)
     rows = [
-        f"{len(found.matches)} of {len(found.matches) + len(found.missing) + len(found.misfits)}"
-        f" parameters from {len({t.source for _, t in takes})} of {len(shards.tensors)} tensors in"
-        f" {_files(shards)}: {told}"
+        f"{len(matching.matches)} of {parameters} parameters from"
+        f" {len({t.source for _, t in takes})} of {len(shards.tensors)} tensors in"
+        f" {_files(shards)}: {ways_text}"
     ]
-    rows += [f"  tied: {copy} = {source}" for copy, source in found.tied.items()]
+    rows += [f"  tied: {copy} = {source}" for copy, source in matching.tied.items()]
     readers: dict[tuple[str, int], list[str]] = {}
     for m, t in takes:
         readers.setdefault((t.source, t.start), []).append(m.label)
@@ -153,11 +154,11 @@ def report(shards: Shards, found: Matching) -> str:
     ]
     rows += [
         f"  padded: {m.label} from {m.rows} to {m.shape[m.axis]} rows, zeros"
-        for m in found.matches
+        for m in matching.matches
         if m.rows
     ]
-    rows += [f"  not in the checkpoint: {row}" for row in grouped(found.missing)]
-    rows += [f"  not in the model: {row}" for row in grouped(found.unread)]
+    rows += [f"  not in the checkpoint: {row}" for row in grouped(matching.missing)]
+    rows += [f"  not in the model: {row}" for row in grouped(matching.unread)]
     return "\n".join(rows)
 
 

@@ -35,11 +35,11 @@ def block_values(graph: Graph, runs: Runs) -> Mapping[str, str]:
     """Tensor of the first repeat of a block -> its name."""
     key = ("block values", runs)
     if key not in graph.memo:
-        found: dict[str, str] = {}
+        names: dict[str, str] = {}
         for first, period, _ in runs:
             for name, tensor in _Repeat(graph, range(first, first + period)).values():
-                found.setdefault(tensor, name)
-        graph.memo[key] = found
+                names.setdefault(tensor, name)
+        graph.memo[key] = names
     known: Mapping[str, str] = graph.memo[key]
     return known
 
@@ -190,7 +190,7 @@ class _Repeat:
     ) -> set[int]:
         """Products met from tensors on. onwards: a node -> tensors beyond it; neighbours: a tensor
         -> the nodes next to it."""
-        found, seen, queue = set[int](), set[int](), tensors
+        products, seen, queue = set[int](), set[int](), tensors
         while queue:
             for i in neighbours(queue.pop()):
                 if i in seen or i not in self.nodes:
@@ -198,7 +198,7 @@ class _Repeat:
                 seen.add(i)
                 kind = operator_of(self.graph.nodes[i].op).kind
                 if kind == "product":
-                    found.add(i)
+                    products.add(i)
                 elif not kind:
                     queue.extend(n for n in onwards(i) if n)
-        return found
+        return products

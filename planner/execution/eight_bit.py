@@ -34,18 +34,18 @@ def heads(graph: Graph) -> frozenset[int]:
     them is what reads nothing but weights and constants beside."""
     losses = [n for n in graph.nodes if operator_of(n.op).kind == "loss"]
     waiting = [n.inputs[0] for n in losses] or list(graph.outputs)
-    found = set[int]()
+    products = set[int]()
     while waiting:
         i = graph.producer.get(waiting.pop(), -1)
-        if i < 0 or i in found:
+        if i < 0 or i in products:
             continue
         kind = operator_of(graph.nodes[i].op).kind
         made = [n for n in graph.nodes[i].inputs if n in graph.producer]
         if kind == "product":
-            found.add(i)
+            products.add(i)
         elif not kind and len(made) == 1:
             waiting += made
-    return frozenset(found)
+    return frozenset(products)
 
 
 def _is_linear(graph: Graph, i: int) -> bool:

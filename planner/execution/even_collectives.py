@@ -374,8 +374,8 @@ def weights_of_other_stages(graph: Graph, pipeline: Pipeline) -> frozenset[str]:
         graph.memo[key] = frozenset(
             n for i in beyond for n in graph.nodes[i].inputs if n in graph.weights and n not in mine
         )
-    found: frozenset[str] = graph.memo[key]
-    return found
+    known: frozenset[str] = graph.memo[key]
+    return known
 
 
 def _reduction(

@@ -316,8 +316,8 @@ def zero_stage_frozen(graph: Graph, grad: frozenset[str]) -> frozenset[str]:
             and name not in graph.host_tables
             and own_zero_stage(3, graph.tensors[name].shape) == 3
         )
-    found: frozenset[str] = graph.memo[key]
-    return found
+    known: frozenset[str] = graph.memo[key]
+    return known
 
 
 def own_zero_stage(zero_stage: int, shape: tuple[int, ...]) -> int:

@@ -79,16 +79,16 @@ def wide_nodes(flow: Flow) -> Mapping[int, int]:
     """Node -> columns of one device, padding included, of the heads of a flow that are padded, and
     of the losses that get their logits as they are."""
     if "wide nodes" not in flow.memo:
-        found = flow.memo["wide nodes"] = dict[int, int]()
+        columns = flow.memo["wide nodes"] = dict[int, int]()
         for i, loss in odd_heads(flow.graph).items():
             rule, split = flow.rules[i], flow.split(i)
             axes = rule.axes("n", split, flow.plan.order)
             local = -(-rule.sizes["n"] // group(axes, dict(flow.plan.mesh)))
             if widened(local) == local or (loss, 0) not in flow.need:
                 continue
-            found[i] = widened(local)
+            columns[i] = widened(local)
             if not _between(flow, i, loss):
-                found[loss] = found[i]
+                columns[loss] = columns[i]
     known: Mapping[int, int] = flow.memo["wide nodes"]
     return known
 

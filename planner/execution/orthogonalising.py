@@ -203,7 +203,7 @@ def _stacks(
     """Weight -> those that are taken in one array with it on a device (written-out repeats are put
     into one), and into how many arrays that is divided: state in the host's memory is here repeat
     by repeat, or chunk by chunk of a pipeline stage."""
-    found = {}
+    stacks = {}
     if flow.plan.blocks == WRITTEN_OUT:
         blocks, _ = repeated_blocks(flow)
     for block in blocks:
@@ -212,5 +212,5 @@ def _stacks(
         chunks = staged.virtual_stages if staged and staged.virtual_stages > 1 else held
         apart = chunks if "optimizer" in flow.plan.offload else 1
         for names in block.weights:
-            found.update(dict.fromkeys(names, (names[:held], apart)))
-    return found
+            stacks.update(dict.fromkeys(names, (names[:held], apart)))
+    return stacks

@@ -98,14 +98,14 @@ def is_named(recompute: str) -> bool:
 
 def _lists(recompute: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of a plan's value, as written: saved on the device, and offloaded."""
-    found: dict[str, list[str]] = {PREFIX: [], OFFLOADED_PREFIX: []}
-    under = found[PREFIX]
+    names_by_prefix: dict[str, list[str]] = {PREFIX: [], OFFLOADED_PREFIX: []}
+    under = names_by_prefix[PREFIX]
     for word in recompute.split(",") if is_named(recompute) else ():
-        for prefix, names in found.items():
+        for prefix, names in names_by_prefix.items():
             if word.startswith(prefix):
                 under, word = names, word.removeprefix(prefix)
         under.append(word)
-    return tuple(found[PREFIX]), tuple(found[OFFLOADED_PREFIX])
+    return tuple(names_by_prefix[PREFIX]), tuple(names_by_prefix[OFFLOADED_PREFIX])
 
 
 def fault(recompute: Any, others: Iterable[str]) -> str:

@@ -683,8 +683,8 @@ def recompute_rank(recompute: str) -> int:
 
 def contradiction(values: Values, sizes: Sizes) -> Contradiction | None:
     """The first that techniques and a mesh have among them."""
-    found = (t.contradicted(values, sizes) for t in TECHNIQUES)
-    return next((c for c in found if c is not None), None)
+    contradictions = (t.contradicted(values, sizes) for t in TECHNIQUES)
+    return next((c for c in contradictions if c is not None), None)
 
 
 def phrases(techniques: StepTechniques, only: Sequence[str] = ()) -> list[str]:

@@ -275,7 +275,7 @@ def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
                 )
         passes = max(each, key=lambda rows: sum(sum(work.values()) * times for work, times in rows))
     total: dict[int, Fraction] = {}
-    for i, f in ((i, f * times) for found, times in passes for i, f in found.items()):
+    for i, f in ((i, f * times) for flops, times in passes for i, f in flops.items()):
         total[i] = total.get(i, Fraction(0)) + f
     return {i: f for i, f in total.items() if f}
 
@@ -311,7 +311,7 @@ def _flops(chunk: _Chunk, i: int, again: bool) -> tuple[Fraction, Fraction]:
 
 
 def _heaviest(passes: list[dict[int, Fraction]]) -> dict[int, Fraction]:
-    return max(passes, key=lambda found: sum(found.values()))
+    return max(passes, key=lambda flops: sum(flops.values()))
 
 
 def parameter_bytes(flow: Flow, size: ItemSize, *, trained: bool = False) -> int:

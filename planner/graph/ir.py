@@ -284,12 +284,12 @@ class Graph:
     @cached_property
     def consumers(self) -> dict[str, tuple[tuple[int, int], ...]]:
         """tensor -> ((node index, input slot), ...) in node order."""
-        found: dict[str, list[tuple[int, int]]] = {}
+        readers: dict[str, list[tuple[int, int]]] = {}
         for i, node in enumerate(self.nodes):
             for slot, name in enumerate(node.inputs):
                 if name:
-                    found.setdefault(name, []).append((i, slot))
-        return {name: tuple(uses) for name, uses in found.items()}
+                    readers.setdefault(name, []).append((i, slot))
+        return {name: tuple(uses) for name, uses in readers.items()}
 
     @cached_property
     def memo(self) -> dict[Any, Any]:
@@ -299,12 +299,12 @@ class Graph:
 
     def reached(self, start: Iterable[str]) -> set[str]:
         """Tensors of `start`, and all that are made from any of them."""
-        found = set(start)
+        reached = set(start)
         for node in self.nodes:
-            if not found.isdisjoint(node.inputs):
-                found.update(node.outputs)
-                found.discard("")  # an output that is absent
-        return found
+            if not reached.isdisjoint(node.inputs):
+                reached.update(node.outputs)
+                reached.discard("")  # an output that is absent
+        return reached
 
     @property
     def parameters(self) -> int:

@@ -70,11 +70,11 @@ class _Wiring:
         value = {
             name: value_bytes(array) for name, array in graph.constants.items() if name in number
         }
-        found = zip(names[1:], map(graph.tensors.__getitem__, names[1:]), strict=True)
+        tensors = zip(names[1:], map(graph.tensors.__getitem__, names[1:]), strict=True)
         cells = _numbered(
             [
                 (t.shape, t.dtype, name in graph.weights, value.get(name), name in trained)
-                for name, t in found
+                for name, t in tensors
             ]
         )
         cell = dict(zip(names, [NONE, *cells], strict=True)).__getitem__
@@ -101,9 +101,9 @@ class _Wiring:
         by[0] = result[0] = NONE  # an output that is absent
 
         def among(some: Iterable[str]) -> np.ndarray:
-            found = np.zeros(len(names), bool)
-            found[[number[name] for name in some if name in number]] = True
-            return found
+            chosen = np.zeros(len(names), bool)
+            chosen[[number[name] for name in some if name in number]] = True
+            return chosen
 
         return cls(
             np.array(kind, np.int64),
@@ -157,7 +157,7 @@ class _Match:
 def find_runs(graph: Graph) -> tuple[tuple[int, int, int], ...]:
     """Disjoint runs as (first node, period, repeats), in node order."""
     wiring = _Wiring.of(graph)
-    found: list[tuple[int, int, int, int]] = []
+    candidates: list[tuple[int, int, int, int]] = []
     for p in _periods(wiring.kind):
         match = wiring.match(p)
         bounds = np.flatnonzero(np.diff(match.fits, prepend=False, append=False)).tolist()
@@ -170,11 +170,13 @@ def find_runs(graph: Graph) -> tuple[tuple[int, int, int], ...]:
             if repeats + 1 >= MIN_REPEATS and p * repeats >= MIN_SAVED:
                 start += _least_handed_on(graph, start, p, spare)
                 apart = _first_apart(graph, start, p, repeats + 1)
-                found.append(((repeats - apart) * p, start + apart * p, p, repeats + 1 - apart))
+                candidates.append(
+                    ((repeats - apart) * p, start + apart * p, p, repeats + 1 - apart)
+                )
     runs: list[tuple[int, int, int]] = []
     # The most work saved wins; among equals the shorter block (a block of two layers saves less
     # than one of one).
-    for _, start, p, repeats in sorted(found, key=lambda f: (-f[0], f[2], f[1])):
+    for _, start, p, repeats in sorted(candidates, key=lambda f: (-f[0], f[2], f[1])):
         if all(start + p * repeats <= a or start >= a + q * r for a, q, r in runs):
             runs.append((start, p, repeats))
     runs.sort()
@@ -187,7 +189,7 @@ def _leading_layers(
     """Single layers right before runs that begin as theirs do and end otherwise (a dense layer
     before those with experts), each as a run of one: they are recomputed as the others are. Only
     what one tensor goes through, and leaves in the same shape, is such a layer."""
-    found = list[tuple[int, int, int]]()
+    layers = list[tuple[int, int, int]]()
     behind = 0
     for first, p, repeats in runs if graph.trainable else ():
         alike = {
@@ -197,9 +199,9 @@ def _leading_layers(
         }
         start = max(alike, key=lambda s: (alike[s], s), default=first)
         if alike.get(start, 0) >= MIN_SAVED and passed_through(graph, start, first):
-            found.append((start, first - start, 1))
+            layers.append((start, first - start, 1))
         behind = first + p * repeats
-    return found
+    return layers
 
 
 def _same_for(a: np.ndarray, b: np.ndarray) -> int:
@@ -262,13 +264,13 @@ def _runnable(match: _Match, begin: int, end: int, p: int) -> list[tuple[int, in
         if not len(late) and shared < start:
             break
         start = max(int(late[-1]) if len(late) else start, shared) + 1
-    found = [(start, end)] if start < end else []
+    parts = [(start, end)] if start < end else []
     if begin < start < end:  # what lies before may hold runs of its own
         cuts = [begin, *(entering[entering < start] + 1).tolist(), start]
         for a, b in pairwise(cuts):
             if a < b:
-                found += _runnable(match, a, b, p)
-    return found
+                parts += _runnable(match, a, b, p)
+    return parts
 
 
 def _least_handed_on(graph: Graph, start: int, p: int, spare: int) -> int:

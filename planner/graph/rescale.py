@@ -73,10 +73,10 @@ class Scaled:
         away, apart = size - self.sizes[0], self.sizes[1] - self.sizes[0]
 
         def times(value: int, more: int) -> int:
-            found, rest = divmod(more * away, apart) if more else (0, 0)
+            added, rest = divmod(more * away, apart) if more else (0, 0)
             if rest:
                 raise _Differs
-            return int(value) + found if more else value
+            return int(value) + added if more else value
 
         try:
             shapes: dict[tuple, tuple[int, ...]] = {}  # layers have tensors of few shapes
@@ -125,16 +125,16 @@ class Scaled:
         a, b = self.sizes
 
         def more(value: int, grown: int) -> int:
-            found, rest = divmod(int(value) * (b - a), a) if grown else (0, 0)
+            growth, rest = divmod(int(value) * (b - a), a) if grown else (0, 0)
             if rest:
                 raise _Differs
-            return found
+            return growth
 
         def entries(values: np.ndarray, grown: np.ndarray) -> np.ndarray:
-            found, rest = np.divmod(values.astype(np.int64) * (b - a), a)
+            growth, rest = np.divmod(values.astype(np.int64) * (b - a), a)
             if rest[grown != 0].any():
                 raise _Differs
-            return np.where(grown != 0, found, 0)
+            return np.where(grown != 0, growth, 0)
 
         def each(values: Any, grown: Any) -> Any:
             return (
@@ -271,22 +271,22 @@ def _attrs(n: Node, m: Node, growth: _Growth) -> dict[str, Any]:
     """Attributes that differ -> how much of each grows."""
     if list(n.attrs) != list(m.attrs):
         raise _Differs
-    found: dict[str, Any] = {}
+    growths: dict[str, Any] = {}
     for key, value in n.attrs.items():
         other = m.attrs[key]
         if value == other:
             continue
         if isinstance(value, int) and isinstance(other, int):
-            found[key] = growth.one(value, other)
+            growths[key] = growth.one(value, other)
         elif (
             isinstance(value, tuple)
             and isinstance(other, tuple)
             and all(isinstance(v, int) for v in (*value, *other))
         ):
-            found[key] = growth.row(value, other)  # type: ignore[arg-type]
+            growths[key] = growth.row(value, other)  # type: ignore[arg-type]
         else:
             raise _Differs
-    return found
+    return growths
 
 
 def _same_weight(a: WeightRef, b: WeightRef) -> bool:

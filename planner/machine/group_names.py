@@ -15,10 +15,10 @@ def named_groups(hardware: str) -> tuple[tuple[int, str], ...]:
     """((8, "h100-sxm"), (8, "a100-80gb")) of such a name, () of any other. Raises PlanError P012
     where part of it reads so and part does not, or a group has no device."""
     parts = hardware.split("+")
-    found = [_GROUP.fullmatch(part.strip()) for part in parts]
-    if len(parts) < 2 or not any(found):
+    matches = [_GROUP.fullmatch(part.strip()) for part in parts]
+    if len(parts) < 2 or not any(matches):
         return ()
-    groups = tuple((int(m["count"]), m["device"].strip()) for m in found if m)
+    groups = tuple((int(m["count"]), m["device"].strip()) for m in matches if m)
     if len(groups) < len(parts) or min(n for n, _ in groups) < 1:
         raise PlanError(
             "P012",

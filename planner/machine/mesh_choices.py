@@ -130,7 +130,7 @@ def for_long_sequences(topology: Topology, stages: int, rows: int) -> tuple[Mesh
     than devices: heads over neighbours, positions over the next, and the batch over the rest, as
     widely as rows allow and up to two factors of two less.
     """
-    per_stage, inner, found = topology.devices // stages, topology.levels[0].size, list[Mesh]()
+    per_stage, inner, meshes = topology.devices // stages, topology.levels[0].size, list[Mesh]()
     for tensor in (inner, inner // 2):
         if tensor < 2 or per_stage % tensor or not per_stage // tensor:
             continue
@@ -139,10 +139,10 @@ def for_long_sequences(topology: Topology, stages: int, rows: int) -> tuple[Mesh
             sizes = {STAGE: stages} if stages > 1 else {}
             sizes |= {"data": data} if data > 1 else {}
             with suppress(PlanError):  # across the links
-                found.append(
+                meshes.append(
                     pinned_mesh(topology, {**sizes, "sequence": left // data, "tensor": tensor})
                 )
-    return tuple(found)
+    return tuple(meshes)
 
 
 def grouped(topology: Topology, mesh: Mesh, devices: int) -> Mesh | None:

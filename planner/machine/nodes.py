@@ -69,7 +69,7 @@ def _largest(topology: Topology, nodes: Sequence[int]) -> tuple[tuple[Level, ...
     """The levels, and the numbers of devices, of the largest even machine without some nodes: whole
     groups of one outer level are left out."""
     domain, missing = domain_of(topology), set(nodes)
-    found: list[tuple[tuple[Level, ...], list[int]]] = []
+    machines: list[tuple[tuple[Level, ...], list[int]]] = []
     stride = domain
     for i, level in enumerate(topology.levels):
         if i in fast_levels(topology):
@@ -77,9 +77,9 @@ def _largest(topology: Topology, nodes: Sequence[int]) -> tuple[tuple[Level, ...
         out = {n * domain // stride % level.size for n in missing}
         kept = [d for d in range(topology.devices) if d // stride % level.size not in out]
         fewer = replace(level, size=level.size - len(out))
-        found.append(((*topology.levels[:i], fewer, *topology.levels[i + 1 :]), kept))
+        machines.append(((*topology.levels[:i], fewer, *topology.levels[i + 1 :]), kept))
         stride *= level.size
-    return max(found, key=lambda levels_kept: len(levels_kept[1]))
+    return max(machines, key=lambda levels_kept: len(levels_kept[1]))
 
 
 def _machine(topology: Topology, levels: tuple[Level, ...], kept: Sequence[int]) -> Topology:

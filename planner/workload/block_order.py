@@ -81,18 +81,18 @@ def _widely_read(graph: Graph, heights: Mapping[str, int]) -> list[str]:
     """Results with readers over much of what lies between them and the outputs (an encoder's, a
     condition), those nearest to the inputs first."""
     left: dict[int, int] = {}  # node -> how many nodes lie between it and an output at most
-    found = []
+    widely_read = []
     for i in reversed(range(len(graph.nodes))):
         after = [
             [left[k] for k, _ in graph.consumers.get(name, ())] for name in graph.nodes[i].outputs
         ]
         left[i] = 1 + max((max(each) for each in after if each), default=0)
-        found += [
+        widely_read += [
             name
             for name, each in zip(graph.nodes[i].outputs, after, strict=True)
             if len(each) > 1 and max(each) - min(each) > WIDE * max(each)
         ]
-    return sorted(found, key=lambda name: heights[name])
+    return sorted(widely_read, key=lambda name: heights[name])
 
 
 def _ordered(node: Node, graph: Graph, heights: Mapping[str, int]) -> Node:

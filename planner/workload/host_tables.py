@@ -39,7 +39,7 @@ WORTH = 0.5
 def candidates(graph: Graph, microbatches: int = 1, place: str = "host") -> dict[str, HostTable]:
     """weight -> table, of those that a step of so many of the graph's batches does not read
     whole."""
-    found = {}
+    tables = {}
     for name in graph.weights:
         uses = graph.consumers.get(name, ())
         t = graph.tensors[name]
@@ -59,15 +59,15 @@ def candidates(graph: Graph, microbatches: int = 1, place: str = "host") -> dict
         ):
             continue
         if microbatches * sum(graph.tensors[i].elements for i in ids) < t.shape[0]:
-            found[name] = HostTable(t.shape[0], ids, place)
-    return found
+            tables[name] = HostTable(t.shape[0], ids, place)
+    return tables
 
 
 def with_host_tables(graph: Graph, microbatches: int, place: str) -> Graph:
     """The graph with pieces in place of tables, whose rows lie at a place. Raises PlanError P029
     when there is none to host."""
-    found = candidates(graph, microbatches, place)
-    if not found:
+    tables = candidates(graph, microbatches, place)
+    if not tables:
         raise PlanError(
             "P029",
             "no table to keep on hosts: none is read by the ids of an input alone, with more rows"
@@ -78,13 +78,13 @@ def with_host_tables(graph: Graph, microbatches: int, place: str) -> Graph:
             ],
         )
     pieces = {
-        n: microbatches * sum(graph.tensors[i].elements for i in h.ids) for n, h in found.items()
+        n: microbatches * sum(graph.tensors[i].elements for i in h.ids) for n, h in tables.items()
     }
     tensors = {
-        n: replace(t, shape=(pieces[n], t.shape[1])) if n in found else t
+        n: replace(t, shape=(pieces[n], t.shape[1])) if n in tables else t
         for n, t in graph.tensors.items()
     }
-    return replace(graph, tensors=tensors, host_tables=found)
+    return replace(graph, tensors=tensors, host_tables=tables)
 
 
 def worth(graph: Graph) -> bool:

@@ -357,10 +357,10 @@ class _Loss:
 
     def user(self, loss: str) -> None:
         """A function of the user's."""
-        found = read_user_loss(loss)
+        user_loss = read_user_loss(loss)
         names = [self.source.name]
         known = {**{n: self.tensors[n] for n in (*self.before.inputs, *self.before.outputs)}}
-        for argument in found.arguments[1:]:
+        for argument in user_loss.arguments[1:]:
             if argument in known:
                 names.append(argument)
             elif argument == LABELS and len(self.source.shape) > 1:
@@ -388,7 +388,7 @@ class _Loss:
                 f"--loss {loss}: {bad!r} of shape {list(self.tensors[bad].shape)} has not the batch"
                 " in dim 0",
             )
-        self.add(USER_LOSS, tuple(names), function=found.function, source=found.source)
+        self.add(USER_LOSS, tuple(names), function=user_loss.function, source=user_loss.source)
 
     def graph(self, output: str = "") -> Graph:
         """The graph with the loss as its output: that of the last node unless it is named."""
@@ -433,19 +433,19 @@ def _live_part(node: Node, wanted: set[str], graph: Graph) -> tuple[Node, ...]:
         return (node,)
     if node.op != "Split" or not all(node.outputs):
         return (replace(node, outputs=tuple(o if o in wanted else "" for o in node.outputs)),)
-    axis, at = int(node.attrs["axis"]), 0  # type: ignore[arg-type]
-    found: list[Node] = []
+    axis, start = int(node.attrs["axis"]), 0  # type: ignore[arg-type]
+    slices: list[Node] = []
     for k, out in enumerate(node.outputs):
-        end = at + graph.tensors[out].shape[axis]
+        end = start + graph.tensors[out].shape[axis]
         if out in wanted:
-            name = f"{node.id}/{k}" if found else node.id
+            name = f"{node.id}/{k}" if slices else node.id
             attrs: dict[str, AttrValue] = {
                 "axes": (axis,),
-                "starts": (at,),
+                "starts": (start,),
                 "ends": (end,),
                 "steps": (1,),
             }
-            found.append(
+            slices.append(
                 Node(
                     name,
                     "Slice",
@@ -456,8 +456,8 @@ def _live_part(node: Node, wanted: set[str], graph: Graph) -> tuple[Node, ...]:
                     node.members or (node.id,),
                 )
             )
-        at = end
-    return tuple(found)
+        start = end
+    return tuple(slices)
 
 
 def _checked(graph: Graph) -> Graph:

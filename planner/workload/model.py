@@ -346,10 +346,10 @@ class Model:
         if microbatches in self._graphs:
             return self._graphs[microbatches]
         if microbatches not in self._sketches:
-            found = self._scaled_at(microbatches)
-            if found is None:
+            scaled = self._scaled_at(microbatches)
+            if scaled is None:
                 return self.graph(microbatches)
-            self._sketches[microbatches] = found
+            self._sketches[microbatches] = scaled
         return self._sketches[microbatches]
 
     def _scaled_at(self, microbatches: int) -> Graph | None:

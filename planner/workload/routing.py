@@ -97,14 +97,14 @@ def with_routing(graph: Graph, spread: Spread | None, factor: float | None) -> G
     if spread is None and factor is None:
         return graph
     option = "--capacity" if factor is not None else "--imbalance"
-    found = dict(expert_nodes(graph))
-    if not found:
+    experts = dict(expert_nodes(graph))
+    if not experts:
         raise PlanError(
             "P019",
             f"{option} is of routed experts, and the model has none",
             help=["plan ops MODEL lists its operators", f"leave {option} out"],
         )
-    if isinstance(spread, tuple) and (other := {n for n in found.values() if n != len(spread)}):
+    if isinstance(spread, tuple) and (other := {n for n in experts.values() if n != len(spread)}):
         raise PlanError(
             "P019",
             f"--imbalance has counts of {len(spread)} experts, the model has {min(other)}",
@@ -121,7 +121,7 @@ def with_routing(graph: Graph, spread: Spread | None, factor: float | None) -> G
         if value is not None
     }
     nodes = tuple(
-        replace(node, attrs={**node.attrs, **more}) if i in found else node
+        replace(node, attrs={**node.attrs, **more}) if i in experts else node
         for i, node in enumerate(graph.nodes)
     )
     return replace(graph, nodes=nodes)

@@ -62,15 +62,15 @@ def choose(
 
 
 def _one(graph: Graph, name: str) -> str:
-    found = sorted(n for n in graph.weights if name in (n, graph.labels.get(n, n)))
-    if len(found) != 1:
+    matches = sorted(n for n in graph.weights if name in (n, graph.labels.get(n, n)))
+    if len(matches) != 1:
         near = did_you_mean(name, [*graph.labels.values(), *graph.weights])
         raise PlanError(
             "P036",
             f"--tie: {name!r} is no parameter",
             help=[near or "`plan ops FILE --parameters` lists them"],
         )
-    return found[0]
+    return matches[0]
 
 
 def tied(graph: Graph, pair: str) -> Graph:

@@ -105,16 +105,16 @@ def priced(loss: str) -> str:
     multiplies matrices, that this has no price."""
     from planner.ops.loss import USER_BYTES, USER_PASSES
 
-    found = read_user_loss(loss)
+    user_loss = read_user_loss(loss)
     text = read_text(loss.rpartition(":")[0], MOST_BYTES)
     lines = sorted(
         {n.lineno for n in ast.walk(ast.parse(text)) if isinstance(n, ast.expr) and _is_product(n)}
     )
-    said = (
-        f"loss {found.function} is not run to be priced: {USER_PASSES} passes over what it reads,"
-        f" {USER_BYTES} bytes a value of the output held"
+    sentence = (
+        f"loss {user_loss.function} is not run to be priced: {USER_PASSES} passes over what it"
+        f" reads, {USER_BYTES} bytes a value of the output held"
     )
-    return said + (
+    return sentence + (
         f"; its matrix products (line {', '.join(map(str, lines[:3]))}) have no price"
         if lines
         else ""

@@ -12,15 +12,15 @@ from planner.graph.ir import Graph
 def matching(graph: Graph, glob: str, option: str) -> set[str]:
     """Weights whose label or name matches. Raises PlanError when none does."""
     names = {n: graph.labels.get(n, n) for n in graph.weights}
-    found = {n for n, label in names.items() if _matches((label, n), glob)}
-    if not found:
+    matches = {n for n, label in names.items() if _matches((label, n), glob)}
+    if not matches:
         near = _meant([*names.values(), *names], glob)
         raise PlanError(
             "P036",
             f"{option} {glob!r} matches no parameter",
             help=[f"did you mean {near!r}?" if near else "`plan ops FILE --parameters` lists them"],
         )
-    return found
+    return matches
 
 
 def _matches(names: Iterable[str], glob: str) -> bool:

@@ -48,7 +48,7 @@ def tells(row: Prepared) -> bool:
 
 def learned(rows: Sequence[Prepared]) -> dict[str, Rates]:
     """Kind of device, and device -> what programs reach of it."""
-    found: dict[str, Rates] = {}
+    rates: dict[str, Rates] = {}
     large = [row for row in rows if tells(row) and row.case.measured_s]
     alike = Counter(_model(row) for row in large)
 
@@ -56,28 +56,28 @@ def learned(rows: Sequence[Prepared]) -> dict[str, Rates]:
         return min(1.0, FEW / alike[_model(row)])
 
     for kind in dict.fromkeys(row.case.topology.device.kind for row in large):
-        mine = [row for row in large if row.case.topology.device.kind == kind]
-        found[kind] = fitted(mine, START, counts, WIDTHS)
-        for name in dict.fromkeys(row.case.topology.device.name for row in mine):
-            own = [row for row in mine if row.case.topology.device.name == name]
-            found[name] = fitted(own, found[kind], counts, WIDTHS)
-    return found
+        of_kind = [row for row in large if row.case.topology.device.kind == kind]
+        rates[kind] = fitted(of_kind, START, counts, WIDTHS)
+        for name in dict.fromkeys(row.case.topology.device.name for row in of_kind):
+            of_device = [row for row in of_kind if row.case.topology.device.name == name]
+            rates[name] = fitted(of_device, rates[kind], counts, WIDTHS)
+    return rates
 
 
-def rates_of(row: Prepared, found: dict[str, Rates]) -> Rates:
+def rates_of(row: Prepared, learned_rates: dict[str, Rates]) -> Rates:
     """The rates of a row's device among those learned."""
     device = row.case.topology.device
-    return found.get(device.name, found.get(device.kind, START))
+    return learned_rates.get(device.name, learned_rates.get(device.kind, START))
 
 
 def sources_left_out(rows: Sequence[Prepared]) -> list[float]:
     """Per row the seconds of a step by rates that have not seen its source."""
     seconds = [0.0] * len(rows)
     for source in dict.fromkeys(row.case.row["source"] for row in rows):
-        found = learned([row for row in rows if row.case.row["source"] != source])
+        rates = learned([row for row in rows if row.case.row["source"] != source])
         for k, row in enumerate(rows):
             if row.case.row["source"] == source:
-                seconds[k] = row.step_s(rates_of(row, found))
+                seconds[k] = row.step_s(rates_of(row, rates))
     return seconds
 
 

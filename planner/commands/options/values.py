@@ -49,10 +49,10 @@ def duration(text: str) -> float:
 def span(text: str) -> tuple[int, int]:
     """(least, most) of "2..8"; of "8" both are 8."""
     least, dots, most = text.partition("..")
-    found = whole(least), whole(most if dots else least)
-    if found[0] > found[1]:
+    bounds = whole(least), whole(most if dots else least)
+    if bounds[0] > bounds[1]:
         raise argparse.ArgumentTypeError(f"{text!r} runs backwards")
-    return found
+    return bounds
 
 
 def whole_or_fewest(text: str) -> int | str:
