@@ -126,6 +126,28 @@ def test_one_kernel_computes_what_blocks_compute(
             np.testing.assert_allclose(b, a, atol=2e-5 * max(1.0, float(jnp.abs(a).max())))
 
 
+def test_zeros_that_loops_write_into_wait_for_their_layer() -> None:
+    """Of layers written out one after the other compilers fill zeros that wait for nothing in one
+    kernel, before the first layer: an array of all rows for each pass of each layer."""
+    import jax
+    import jax.numpy as jnp
+    from jax.extend.core import Literal
+
+    x, share, stacks, g = operands(turned=False, gated=True, biased=True)
+    ids = jnp.asarray(ROUTERS["any"](np.random.default_rng(3)), jnp.int32)
+    how = (lambda g, u: jax.nn.silu(g) * u, "rh,hf->rf", "rf,fh->rh", 32, 3)
+    for run in (
+        lambda x, g: experts.expert_results(how, x, ids, share, stacks),
+        lambda x, g: experts.expert_gradients(how, x, ids, share, stacks, g),
+    ):
+        filled = [
+            e.outvars[0].aval.shape
+            for e in jax.make_jaxpr(run)(x, g).jaxpr.eqns
+            if e.primitive.name == "broadcast_in_dim" and isinstance(e.invars[0], Literal)
+        ]
+        assert not [shape for shape in filled if np.prod(shape) >= TOKENS]
+
+
 @pytest.mark.slow
 def test_float16_is_not_overflowed_by_experts_that_no_row_chose(
     monkeypatch: pytest.MonkeyPatch,

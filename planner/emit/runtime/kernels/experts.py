@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from planner.emit.runtime.collectives.exchange import after, alike, vary
+from planner.emit.runtime.collectives.exchange import after, alike, never, vary
 from planner.emit.runtime.kernels.float8 import in_rows8, rows8
 from planner.emit.runtime.kernels.grouped_experts import (
     grouped_gradients,
@@ -36,9 +36,7 @@ def routed_experts(x, index, share, stacks, start, how, trained=False):
 
     def backward(kept, g):
         x, ids, share, stacks = kept
-        dx, dshare, dstacks = expert_gradients(
-            how, x, ids, share, stacks, g, jax.tree.map(nothing, stacks)
-        )
+        dx, dshare, dstacks = expert_gradients(how, x, ids, share, stacks, g)
         return after_all(dx, dstacks) if trained else dx, None, dshare, dstacks
 
     run.defvjp(lambda *operands: (expert_results(how, *operands), operands), backward)
@@ -95,7 +93,7 @@ def exchanged_experts(x, index, share, stacks, pieces, joint, slots, how):
             y = there(expert_results(how, rows, mine, jnp.ones_like(rows[:, 0]), stacks))
             return out.at[token].add(jnp.where(real, share[row], 0)[:, None] * y)
 
-        return over(rounds, 1, one, nothing(x))
+        return over(rounds, 1, one, nothing_before(x, x))
 
     def backward(kept, g):
         x, ids, share, stacks, order, first, rounds = kept
@@ -125,7 +123,10 @@ def exchanged_experts(x, index, share, stacks, pieces, joint, slots, how):
             return dx, dshare.at[row].add(jnp.where(real, worth, 0)), dstacks
 
         dx, dshare, dstacks = over(
-            rounds, 1, one, (nothing(x), nothing(share), jax.tree.map(nothing, stacks))
+            rounds,
+            1,
+            one,
+            (nothing_before(g, x), nothing_before(g, share), no_gradients_of(stacks, g)),
         )
         return dx, None, dshare, dstacks, None, None, None
 
@@ -148,6 +149,20 @@ def sent_rows(there, rows, stacks):
 def nothing(v, dtype=None):
     """Zeros like v."""
     return vary(jnp.zeros(v.shape, dtype or v.dtype), jax.typeof(v).manual_axis_type.varying)
+
+
+def nothing_before(cause, v):
+    """Zeros like v, made once `cause` is there: of layers that are written out compilers fill all
+    zeros of one shape in one kernel, those of the last backward pass before the first layer."""
+    return vary(
+        jnp.broadcast_to(never(cause).astype(v.dtype), v.shape),
+        jax.typeof(v).manual_axis_type.varying,
+    )
+
+
+def no_gradients_of(stacks, cause):
+    """Zeros like stacks, made once `cause` is there."""
+    return jax.tree.map(lambda w: nothing_before(cause, w), stacks)
 
 
 def over(times, planned, step, carry):
@@ -208,15 +223,17 @@ def expert_results(how, x, ids, share, stacks):
 
         return over((first[e + 1] - first[e] + rows - 1) // rows, planned, step, out)
 
-    return lax.fori_loop(0, count, expert, nothing(x))
+    return lax.fori_loop(0, count, expert, nothing_before(x, x))
 
 
-def expert_gradients(how, x, ids, share, stacks, g, dstacks):
-    """Gradients of expert_results: of x, of share, and of the stacks, added to `dstacks`. Hidden
-    activations are made again, a block at a time; within an expert a weight's gradient is summed in
-    float32."""
+def expert_gradients(how, x, ids, share, stacks, g, dstacks=None):
+    """Gradients of expert_results: of x, of share, and of the stacks, added to `dstacks` where
+    there are any. Hidden activations are made again, a block at a time; within an expert a weight's
+    gradient is summed in float32."""
     if takes_grouped(how, x, ids, stacks):
+        dstacks = jax.tree.map(nothing, stacks) if dstacks is None else dstacks
         return grouped_gradients(how, x, ids, share, stacks, g, dstacks)
+    dstacks = no_gradients_of(stacks, g) if dstacks is None else dstacks
     mix, into, out_of, rows, planned = how
     choices, count = ids.shape[0] // x.shape[0], stacks[1].shape[0]
     order, first = sorted_by(ids, count, rows)
@@ -257,4 +274,5 @@ def expert_gradients(how, x, ids, share, stacks, g, dstacks):
         )
         return dx, dshare, jax.tree.map(lambda d, s: d.at[e].add(s.astype(d.dtype)), dstacks, sums)
 
-    return lax.fori_loop(0, count, expert, (nothing(x), nothing(share), dstacks))
+    start = nothing_before(g, x), nothing_before(g, share), dstacks
+    return lax.fori_loop(0, count, expert, start)
