@@ -88,15 +88,15 @@ def _ring(rule: Rule, reach: int) -> tuple[KernelCollective, ...]:
         more |= {"alike": ("s", "t"), "reach": reach}
         return KernelCollective("ring", "collective-permute", over, forward, 1, itemsize, **more)
 
-    found: list[KernelCollective] = []
+    collectives: list[KernelCollective] = []
     for dims in rule.operands[1:3]:
         over = tuple(f for dim in dims for f in dim)
-        found += [
+        collectives += [
             along(over, 1, 0, ring=True, kept=False),
             along(over, 0, 4, ring=True),
             along(over, 0, 0),
         ]
-    return tuple(found)
+    return tuple(collectives)
 
 
 def _halves(rule: Rule) -> tuple[KernelCollective, ...]:

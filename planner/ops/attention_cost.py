@@ -207,8 +207,8 @@ def _blocks(pieces: Pieces, split: Split) -> tuple[tuple[int, float, int], ...]:
     local = pieces.rule.local(split, pieces.mesh).get("s", queries)
     of_query = _rows(pieces, split) / local
     if split.axes("ring"):
-        found = (block for met in met_on_ring(pieces, split) for block in met.blocks())
-        return tuple((often, of_query * rows, near) for often, rows, near in found)
+        blocks = (block for met in met_on_ring(pieces, split) for block in met.blocks())
+        return tuple((often, of_query * rows, near) for often, rows, near in blocks)
     parts = Positions.of(pieces.node).parts(local, keys, local == queries)
     rows = of_query * local / sum(n for n, _ in parts)
     return tuple((n, rows, near) for n, near in parts)

@@ -52,9 +52,9 @@ class Region:
         return tuple(
             {
                 inner.id: Split.of({f: split.axes(c) for f, c in linked.items()})
-                for inner, linked in zip(body.nodes, found, strict=True)
+                for inner, linked in zip(body.nodes, linked_nodes, strict=True)
             }
-            for body, found in zip(node.bodies, self.inside, strict=True)
+            for body, linked_nodes in zip(node.bodies, self.inside, strict=True)
         )
 
 
@@ -92,29 +92,29 @@ class _Classes:
 
 def region(node: Node, graph: Graph) -> Region:
     """The rule of a node with bodies (module docstring)."""
-    found = _Classes()
+    classes = _Classes()
     rules = tuple(tuple(rule_of(inner, body)[0] for inner in body.nodes) for body in node.bodies)
     for b, body in enumerate(node.bodies):
         for j, inner in enumerate(body.nodes):
-            _read(found, b, j, inner, rules[b][j])
-    slots, outs = _outside(found, node, graph)
+            _read(classes, b, j, inner, rules[b][j])
+    slots, outs = _outside(classes, node, graph)
     for b, body in enumerate(node.bodies):
-        _results(found, b, body, node)
-    cut = found.cuttable()
+        _results(classes, b, body, node)
+    cut = classes.cuttable()
     names: dict[object, str] = {}
     sizes: dict[str, int] = {}
     operand_shapes = [graph.tensors[n].shape if n else () for n in node.inputs]
     operands = tuple(
-        _dims(found, dims, shape, names, sizes)
+        _dims(classes, dims, shape, names, sizes)
         for dims, shape in zip(slots, operand_shapes, strict=True)
     )
     results = tuple(
-        _dims(found, outs[k], graph.tensors[o].shape, names, sizes)
+        _dims(classes, outs[k], graph.tensors[o].shape, names, sizes)
         for k, o in enumerate(node.outputs)
         if o
     )
     free = {name for root, name in names.items() if root in cut}
-    even = {found.root(a) for a in found.even}
+    even = {classes.root(a) for a in classes.even}
     lacking = [
         f
         for f in names.values()
@@ -134,14 +134,18 @@ def region(node: Node, graph: Graph) -> Region:
     )
     linked = tuple(
         tuple(
-            {f: names[r] for f in one.factors if (r := found.root((b, j, f))) in cut and r in names}
+            {
+                f: names[r]
+                for f in one.factors
+                if (r := classes.root((b, j, f))) in cut and r in names
+            }
             for j, one in enumerate(rules[b])
         )
         for b in range(len(rules))
     )
     body_results = node.bodies[0].outputs[1 if node.op == "While" else 0 :]
     roots = (
-        [found.root((0, o, d)) for d in range(len(node.bodies[0].tensors[o].shape))]
+        [classes.root((0, o, d)) for d in range(len(node.bodies[0].tensors[o].shape))]
         for o in body_results
     )
     factors = tuple(tuple(names[r] for r in dims if r in cut and r in names) for dims in roots)
@@ -165,26 +169,26 @@ def _dims(
     return tuple(result)
 
 
-def _read(found: _Classes, b: int, j: int, node: Node, rule: Rule) -> None:
+def _read(classes: _Classes, b: int, j: int, node: Node, rule: Rule) -> None:
     """What one node of a body says of the dims of its operands and results."""
     live = [o for o in node.outputs if o]
     for name, dims in zip((*node.inputs, *live), (*rule.operands, *rule.results), strict=True):
         for axis, dim in enumerate(dims):
             if len(dim) == 1:
-                found.join((b, name, axis), (b, j, dim[0]))
+                classes.join((b, name, axis), (b, j, dim[0]))
             else:
-                found.whole.update([(b, name, axis), *((b, j, f) for f in dim)])
-                found.root((b, name, axis))
+                classes.whole.update([(b, name, axis), *((b, j, f) for f in dim)])
+                classes.root((b, name, axis))
     inner = {i.factor for i in rule.inner}
     for f in rule.factors:
         if f in rule.whole or f in rule.summed or f in inner:
-            found.whole.add((b, j, f))
+            classes.whole.add((b, j, f))
         if f in rule.no_pad:
-            found.even.add((b, j, f))
+            classes.even.add((b, j, f))
 
 
 def _outside(
-    found: _Classes, node: Node, graph: Graph
+    classes: _Classes, node: Node, graph: Graph
 ) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
     """Places of the dims of the node's operands and results, joined with those of its bodies."""
     first, own, states, scanned = (_count(node, k) for k in ("first", "own", "states", "scanned"))
@@ -195,12 +199,12 @@ def _outside(
         )
         slots.append(places)
         if slot < first:
-            found.whole.update(places)
+            classes.whole.update(places)
             continue
         k = slot - first
         along = node.attrs["in_axes"][k - states] if states <= k < states + scanned else -1  # type: ignore[index]
         _join_around(
-            found,
+            classes,
             places,
             int(along),
             [(b, body.inputs[own + k]) for b, body in enumerate(node.bodies)],
@@ -214,29 +218,29 @@ def _outside(
         inner = [(b, body.outputs[k + leading]) for b, body in enumerate(node.bodies)]
         along = node.attrs["out_axes"][k - states] if node.op == "Scan" and k >= states else -1  # type: ignore[index]
         if name:
-            _join_around(found, places, int(along), inner)
+            _join_around(classes, places, int(along), inner)
     for k in range(states):
         body = node.bodies[0]
         enters, leaves = body.inputs[own + k], body.outputs[leading + k]
         for d in range(len(body.tensors[enters].shape)):
-            found.join((0, enters, d), (0, leaves, d))
+            classes.join((0, enters, d), (0, leaves, d))
     return slots, outs
 
 
 def _join_around(
-    found: _Classes, places: tuple[object, ...], along: int, inner: list[tuple[int, str]]
+    classes: _Classes, places: tuple[object, ...], along: int, inner: list[tuple[int, str]]
 ) -> None:
     """Dims outside with those inside; dim `along` is the one that iterations go along."""
     rest = [p for d, p in enumerate(places) if d != along]
-    found.whole.update(p for d, p in enumerate(places) if d == along)
+    classes.whole.update(p for d, p in enumerate(places) if d == along)
     for p in places:
-        found.root(p)
+        classes.root(p)
     for b, name in inner:
         for d, place in enumerate(rest):
-            found.join(place, (b, name, d))
+            classes.join(place, (b, name, d))
 
 
-def _results(found: _Classes, b: int, body: Graph, node: Node) -> None:
+def _results(classes: _Classes, b: int, body: Graph, node: Node) -> None:
     """A float result, or one made of floats, must have every factor that is cut; constants cannot
     be cut where they are results themselves."""
     floats = {n for n in body.inputs if body.tensors[n].is_float}
@@ -257,10 +261,10 @@ def _results(found: _Classes, b: int, body: Graph, node: Node) -> None:
             break
     for name in body.outputs:
         if name in body.constants:
-            found.whole.update((b, name, d) for d in range(len(body.tensors[name].shape)))
+            classes.whole.update((b, name, d) for d in range(len(body.tensors[name].shape)))
         if name in floats or body.tensors[name].is_float:
-            has = {found.root((b, name, d)) for d in range(len(body.tensors[name].shape))}
-            found.whole.update(r for r in found.cuttable() if r not in has)
+            has = {classes.root((b, name, d)) for d in range(len(body.tensors[name].shape))}
+            classes.whole.update(r for r in classes.cuttable() if r not in has)
 
 
 def _flops(node: Node, rules: tuple[tuple[Rule, ...], ...]) -> float:

@@ -104,7 +104,7 @@ def _rows(pieces: Pieces, split: Split) -> tuple[dict[str, int], int, int]:
 def capped_passes(pieces: Pieces, layers: int) -> list[Passes]:
     """A gather and a scatter of rows, two or three products of all experts at once; the backward
     pass makes the first of these again."""
-    itemsize, found = pieces.itemsize("float32"), list[Passes]()
+    itemsize, passes = pieces.itemsize("float32"), list[Passes]()
     for split in pieces.splits:
         local, experts, rows = _rows(pieces, split)
         h, f = local["h"], local["f"]
@@ -112,13 +112,13 @@ def capped_passes(pieces: Pieces, layers: int) -> list[Passes]:
         product = Kernel(
             2.0 * experts * rows * h * f, experts * (h * f + rows * (h + f)) * itemsize
         )
-        found.append(
+        passes.append(
             (
                 (moved, _times(product, layers)),
                 (_times(moved, pieces.backward), _times(product, pieces.backward * layers)),
             )
         )
-    return found
+    return passes
 
 
 def _times(kernel: Kernel, often: float) -> Kernel:

@@ -95,7 +95,7 @@ def chosen_for_experts(
 
 def kernel_of(pieces: Pieces, local: Mapping[str, int], given: int, held: int) -> str:
     """The kernel that serves, as `chosen_for_experts`; "" for blocks."""
-    found = chosen_for_experts(
+    choice = chosen_for_experts(
         local,
         device_kernel=pieces.attention_kernel if pieces.programs else "",
         on_chip=pieces.on_chip,
@@ -104,7 +104,7 @@ def kernel_of(pieces: Pieces, local: Mapping[str, int], given: int, held: int) -
         given=given,
         held=held,
     )
-    return "" if found.kernel == BLOCKS else found.kernel
+    return "" if choice.kernel == BLOCKS else choice.kernel
 
 
 def places(kernel: str, rows: int, experts: int) -> int:

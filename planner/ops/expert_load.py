@@ -100,23 +100,24 @@ def dropped_choices(graph: Graph) -> float:
 
 def said(graph: Graph) -> tuple[str, ...]:
     """What a plan takes for granted about routed experts, a phrase for each size of them."""
-    found: dict[tuple[int, int], int] = {}
+    layers_by_size: dict[tuple[int, int], int] = {}
     idle: Fraction = Fraction(0)
     for i, count in expert_nodes(graph):
         node = graph.nodes[i]
         top = graph.tensors[node.inputs[1]].shape[-1]
-        found[count, top] = found.get((count, top), 0) + 1
+        layers_by_size[count, top] = layers_by_size.get((count, top), 0) + 1
         stacks = sum(graph.tensors[n].elements for n in node.inputs[3:] if n)
         idle += stacks * (1 - Fraction(min(top, count), count))
-    if not found:
+    if not layers_by_size:
         return ()
     caches = {name for n in graph.nodes for name in operator_of(n.op).cached(n)}
     every = graph.parameters - sum(graph.tensors[name].elements for name in caches)
     active = f"{short(every - int(idle))} of {short(every)} parameters work on a token"
-    each = [
-        f"experts: {count}, top {top}, {layers} layers" for (count, top), layers in found.items()
+    phrases = [
+        f"experts: {count}, top {top}, {layers} layers"
+        for (count, top), layers in layers_by_size.items()
     ]
-    return (f"{'; '.join(each)}; {active}; {_load(node)}",)
+    return (f"{'; '.join(phrases)}; {active}; {_load(node)}",)
 
 
 def _load(node: Node) -> str:

@@ -284,7 +284,7 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
     if pieces.grouped_experts:
         return [_grouped(pieces, split) for split in pieces.splits]
     itemsize, kept = pieces.itemsize("float32"), kept_itemsize(pieces)
-    layers, found = _layers(pieces.node), list[Passes]()
+    layers, passes = _layers(pieces.node), list[Passes]()
     short = bool(pieces.node.attrs.get(KEPT_FLOAT8))
     summed = len(pieces.trained_slots & {3, 4, 5})
     for split in pieces.splits:
@@ -294,7 +294,7 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
         given = _given(pieces, split)
         if kernel := kernel_of(pieces, local, given, rows * count * local["e"]):
             busiest = _rows(pieces, split)
-            found.append(kernel_passes(kernel, pieces, local, given, busiest, layers))
+            passes.append(kernel_passes(kernel, pieces, local, given, busiest, layers))
             continue
         often = busiest_blocks(
             pieces.node,
@@ -309,10 +309,10 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
         forward = (Kernel(0.0, moved, often), *made, replace(product, often=layers * often))
         again = tuple(replace(k, often=pieces.backward * k.often) for k in forward)
         sums = Kernel(0.0, SUM_BYTES * h * f, summed * often)
-        found.append(
+        passes.append(
             (forward, (*again, sums, Kernel(0.0, LAST_SUM_BYTES * h * f, summed * experts)))
         )
-    return found
+    return passes
 
 
 def _busiest(node: Node, rule: Rule, split: Split, mesh: Mapping[str, int]) -> float:

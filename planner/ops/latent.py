@@ -83,13 +83,13 @@ def _product(call: Call) -> str:
 def _product_passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[Passes]:
     """One kernel, which reads its columns of the matrix and no others."""
     width, size = _widths(pieces.node, pieces.graph)
-    name, found = pieces.node.inputs[1], list[Passes]()
+    name, passes = pieces.node.inputs[1], list[Passes]()
     for split, share, read, made in zip(
         pieces.splits, pieces.share("").tolist(), operands.tolist(), results.tolist(), strict=True
     ):
         others = (1 - width / size) * pieces.bytes_of(name, pieces.operand_shape(1, split))
-        found.append(((Kernel(pieces.rule.flops * share, read - others + made),), ()))
-    return found
+        passes.append(((Kernel(pieces.rule.flops * share, read - others + made),), ()))
+    return passes
 
 
 register(

@@ -96,14 +96,14 @@ def _einsum_matrices(node: Node) -> tuple[int, ...]:
     result alone, and the letters before are of everything."""
     terms, _, result = str(node.attrs["equation"]).replace(" ", "").partition("->")
     sides = terms.split(",")
-    found = []
+    slots = []
     for slot, term in enumerate(sides if len(sides) == 2 else ()):
         other = sides[1 - slot]
         last = [(letter in other, letter in result) for letter in term[-2:]]
         everywhere = all(letter in other and letter in result for letter in term[:-2])
         if sorted(last) == [(False, True), (True, False)] and everywhere:
-            found.append(slot)
-    return tuple(found)
+            slots.append(slot)
+    return tuple(slots)
 
 
 def _conv_rule(node: Node, graph: Graph) -> Rule:

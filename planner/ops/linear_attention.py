@@ -232,12 +232,12 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
         return _step_passes(pieces, operands, results)
     sizes = Sizes.of(pieces.node, tuple(pieces.graph.shapes(pieces.node.inputs)))
     itemsize = pieces.itemsize(pieces.graph.tensors[pieces.node.inputs[2]].dtype)
-    found = []
+    passes = []
     for shares in zip(pieces.share("t").tolist(), pieces.share("r").tolist(), strict=True):
         forward = forward_kernels(sizes, shares, itemsize)
         again = tuple(replace(k, often=k.often * sizes.form.backward) for k in forward)
-        found.append((forward, again))
-    return found
+        passes.append((forward, again))
+    return passes
 
 
 def _step_passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[Passes]:

@@ -35,15 +35,15 @@ def hidden_matrices(graph: Graph) -> frozenset[str]:
 def orthogonalised(graph: Graph) -> frozenset[str]:
     """The weights of a training graph that Muon orthogonalises. Raises PlanError P024 where there
     is none: all would take AdamW's steps."""
-    found = hidden_matrices(graph)
-    if not found:
+    matrices = hidden_matrices(graph)
+    if not matrices:
         raise PlanError(
             "P024",
             "--optimizer muon takes AdamW's steps but for matrices of hidden layers, and the model"
             " has none",
             help=["--optimizer adamw"],
         )
-    return found
+    return matrices
 
 
 def _heads(graph: Graph) -> frozenset[int]:
@@ -54,15 +54,15 @@ def _heads(graph: Graph) -> frozenset[int]:
         i for first, n, repeats in find_runs(graph) for i in range(first, first + n * repeats)
     }
     losses = [node for node in graph.nodes if operator_of(node.op).kind == "loss"]
-    found = set[int]()
+    heads = set[int]()
     for name in [node.inputs[0] for node in losses] or graph.outputs[:1]:
         while (i := graph.producer.get(name, -1)) >= 0:
             node = graph.nodes[i]
             if operator_of(node.op).matrices(node):
-                found.add(i)
+                heads.add(i)
                 break
             made = [n for n in node.inputs if n in graph.producer and graph.tensors[n].is_float]
             if len(made) != 1:
                 break
             name = made[0]
-    return frozenset(found - inside)
+    return frozenset(heads - inside)

@@ -136,7 +136,7 @@ def brought(call: Call, cut: Reach | None, fill: str = "0") -> str:
 
 def cut_of(call: Call, kernel: tuple[int, ...], transposed: bool = False) -> Reach | None:
     """The reach of a call whose rows are cut, None where they are whole."""
-    found = reach(
+    row_reach = reach(
         call.global_in[0], call.global_out[0], window(call.node.attrs, kernel), transposed
     )
-    return found if found is not None and call.axes(found.factor) else None
+    return row_reach if row_reach is not None and call.axes(row_reach.factor) else None

@@ -169,11 +169,11 @@ def _write(
     sample met a batch."""
 
     def scaled(name: str) -> tuple[int, ...]:
-        found = marks.get(name)
+        factors = marks.get(name)
         shape = draft.shape(name)
-        if found is None:
+        if factors is None:
             return shape
-        grown = tuple(n // old * new if 0 in f else n for n, f in zip(shape, found, strict=True))
+        grown = tuple(n // old * new if 0 in f else n for n, f in zip(shape, factors, strict=True))
         if math.prod(grown) > MOST_ELEMENTS:
             raise PlanError(
                 "P133",
@@ -187,17 +187,17 @@ def _write(
     added: dict[int, list[Op]] = {}
     targets = {id(op): [scaled(o) for o in op.outputs if o] for op in draft.ops}
     for op in draft.ops:
-        found = marks.get(op.inputs[0]) if op.inputs else None
-        if op.op == "Slice" and found is not None:
+        factors = marks.get(op.inputs[0]) if op.inputs else None
+        if op.op == "Slice" and factors is not None:
             for key in ("starts", "ends"):
                 op.attrs[key] = tuple(
-                    v // old * new if 0 in found[a] else v
+                    v // old * new if 0 in factors[a] else v
                     for v, a in zip(op.attrs[key], op.attrs["axes"], strict=True)
                 )
         after = marks.get(op.outputs[0])
         if op.op == "Tile" and after is not None:
             op.attrs["repeats"] = tuple(
-                n // old * new if 0 in after[k] and (found is None or 0 not in found[k]) else n
+                n // old * new if 0 in after[k] and (factors is None or 0 not in factors[k]) else n
                 for k, n in enumerate(op.attrs["repeats"])
             )
         for o, shape in zip((o for o in op.outputs if o), targets[id(op)], strict=True):
@@ -222,7 +222,7 @@ def _verify(draft: Draft, exported: int) -> None:
         shapes = [draft.shape(o) for o in op.outputs if o]
         types = [draft.types[i] if i else None for i in op.inputs]
         try:
-            found = infer(op.op, op.attrs, types, shapes if op.op == "Split" else shapes[0])
+            inferred = infer(op.op, op.attrs, types, shapes if op.op == "Split" else shapes[0])
         except KeyError:
             continue
         except ShapeError as error:
@@ -231,8 +231,8 @@ def _verify(draft: Draft, exported: int) -> None:
             ) from None
         wrong = [
             f"{list(a)} expected, {list(b)} found"
-            for (a, _), b in zip(found, shapes, strict=False)
+            for (a, _), b in zip(inferred, shapes, strict=False)
             if a != b
         ]
-        if wrong and all(op.outputs[: len(found)]):
+        if wrong and all(op.outputs[: len(inferred)]):
             raise _error(f"node {op.id!r} ({op.op}) gets another shape", exported, wrong)

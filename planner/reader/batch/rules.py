@@ -83,15 +83,18 @@ def _reshape(t: Tracer, op: Op) -> list[Dims]:
         [Atom(t.batch, True) if f == 0 else Atom(f) for f in factors]
         for factors in t.dims(op.inputs[0])
     ]
-    found = regroup(groups, target)
-    if found is None and (whole := _one_batch(t.dims(op.inputs[0]), target, t.batch)) is not None:
+    regrouped = regroup(groups, target)
+    if (
+        regrouped is None
+        and (whole := _one_batch(t.dims(op.inputs[0]), target, t.batch)) is not None
+    ):
         return [whole]
-    if found is None:
+    if regrouped is None:
         raise t.fail(op, f"splits the batch: {list(t.draft.shape(op.inputs[0]))} to {list(target)}")
     return [
         tuple(
             tuple(0 if a.batch else a.size for a in group if a.batch or a.size > 1) or (1,)
-            for group in found
+            for group in regrouped
         )
     ]  # a squeezed 1 is no factor
 

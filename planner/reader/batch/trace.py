@@ -102,9 +102,9 @@ class Tracer:
 
     def dims(self, name: str) -> Dims:
         """The tensor's dims; plain ones when the batch is not in it."""
-        found = self.marks.get(name)
-        if found is not None:
-            return found
+        marked = self.marks.get(name)
+        if marked is not None:
+            return marked
         if self.by_size:  # no other dim is a multiple of the batch
             b = self.batch
             return tuple(

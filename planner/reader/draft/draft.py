@@ -176,18 +176,18 @@ class Draft:
         """The number a one-element constant holds, or None."""
         if not name or name in self.learned or math.prod(self.shape(name)) != 1:
             return None
-        found = self.value(name)
-        return None if found is None else float(found.reshape(()))
+        value = self.value(name)
+        return None if value is None else float(value.reshape(()))
 
     def splat(self, name: str) -> float | None:
         """The number that every element of a small constant equals, or None."""
         if not name or name in self.learned or not 0 < math.prod(self.shape(name)) <= FOLD_ELEMENTS:
             return None
-        found = self.value(name)
-        if found is None or found.dtype.kind in "OSU":
+        value = self.value(name)
+        if value is None or value.dtype.kind in "OSU":
             return None
-        first = found.reshape(-1)[0]
-        return float(first) if bool((found == first).all()) else None
+        first = value.reshape(-1)[0]
+        return float(first) if bool((value == first).all()) else None
 
     def add(
         self,
@@ -208,10 +208,10 @@ class Draft:
         if op == "Concat":  # an empty cache adds nothing
             inputs = [i for i in inputs if 0 not in self.shape(i)] or inputs[:1]
         inputs = self._bypass(op, list(inputs), attrs)
-        found = infer(op, attrs, [self.types[i] if i else None for i in inputs], shape)
-        if len(found) == 1 and (same := self._same(op, inputs, attrs, found[0])):
+        types = infer(op, attrs, [self.types[i] if i else None for i in inputs], shape)
+        if len(types) == 1 and (same := self._same(op, inputs, attrs, types[0])):
             return same
-        return self._append(op, inputs, attrs, [out], found)[0]
+        return self._append(op, inputs, attrs, [out], types)[0]
 
     def add_many(
         self,
@@ -237,9 +237,9 @@ class Draft:
         inputs: list[str],
         attrs: dict[str, Any],
         out: Sequence[str],
-        found: list[Type],
+        types: list[Type],
     ) -> list[str]:
-        for shape, _ in found:
+        for shape, _ in types:
             if len(shape) > MOST_DIMS:
                 raise ShapeError(f"a tensor with {len(shape)} dims")
             if min(shape, default=0) < 0:
@@ -250,7 +250,7 @@ class Draft:
                     " device memory holds"
                 )
         if all(i in self.values and i not in self.keep_floats for i in inputs if i):
-            folded = self._fold(op, inputs, attrs, found)
+            folded = self._fold(op, inputs, attrs, types)
             if folded is not None:
                 return [
                     self.leaf(self.fresh(n or op), a) if n or k == 0 else ""
@@ -261,7 +261,7 @@ class Draft:
             for k, n in enumerate(out)
         ]
         node = Op(op, inputs, made, attrs)
-        for n, t in zip(made, found, strict=False):
+        for n, t in zip(made, types, strict=False):
             if n:
                 self.types[n] = t
                 self.maker[n] = node
@@ -290,21 +290,21 @@ class Draft:
         return list(before.inputs)
 
     def _fold(
-        self, op: str, inputs: Sequence[str], attrs: dict[str, Any], found: list[Type]
+        self, op: str, inputs: Sequence[str], attrs: dict[str, Any], types: list[Type]
     ) -> Sequence[np.ndarray] | None:
-        if any(math.prod(s) > FOLD_ELEMENTS for s, _ in found):
+        if any(math.prod(s) > FOLD_ELEMENTS for s, _ in types):
             return None
-        return evaluate(op, attrs, [self.values[i] if i else None for i in inputs], found)
+        return evaluate(op, attrs, [self.values[i] if i else None for i in inputs], types)
 
-    def _same(self, op: str, inputs: Sequence[str], attrs: dict[str, Any], found: Type) -> str:
+    def _same(self, op: str, inputs: Sequence[str], attrs: dict[str, Any], type_: Type) -> str:
         """The existing tensor this operation would only copy, or ''. Views of views lose the one
         between."""
         if op in ("Reshape", "Expand", "Cast", "Transpose", "Slice", "Tile", "Concat", "Pad"):
             x = inputs[0]
-            if found != self.types[x]:
+            if type_ != self.types[x]:
                 return ""
             if op == "Transpose":
-                return x if tuple(attrs["perm"]) == tuple(range(len(found[0]))) else ""
+                return x if tuple(attrs["perm"]) == tuple(range(len(type_[0]))) else ""
             if op == "Slice":
                 return x if all(s == 1 for s in attrs["steps"]) else ""
             if op == "Pad":
@@ -316,7 +316,7 @@ class Draft:
             for x, other in ((inputs[0], inputs[1]), (inputs[1], inputs[0])):
                 if (
                     x not in self.values
-                    and self.types[x] == found
+                    and self.types[x] == type_
                     and self.splat(other) == (op == "And")
                 ):
                     return x
@@ -326,7 +326,7 @@ class Draft:
                     break
                 if (
                     other in self.values
-                    and self.types[x] == found
+                    and self.types[x] == type_
                     and other not in self.keep_floats
                 ):
                     neutral = 0.0 if op in ("Add", "Sub") else 1.0

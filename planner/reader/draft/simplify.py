@@ -31,14 +31,14 @@ def tidy(draft: Draft) -> None:
 def users(draft: Draft) -> dict[str, list[Op]]:
     """tensor -> operations that read it (once per slot). Graph outputs count as one more reader,
     marked by an Op ''."""
-    found = defaultdict[str, list[Op]](list)
+    readers = defaultdict[str, list[Op]](list)
     for op in draft.ops:
         for name in op.inputs:
-            found[name].append(op)
-    found.pop("", None)
+            readers[name].append(op)
+    readers.pop("", None)
     for name in draft.outputs:
-        found[name].append(OUTPUT)
-    return dict(found)
+        readers[name].append(OUTPUT)
+    return dict(readers)
 
 
 OUTPUT = Op("", [], [], {})

@@ -80,17 +80,17 @@ def stored_axes(
     shapes = [shape]
     for kind, arg in steps:
         shapes.append(_shape_after(shapes[-1], kind, arg))
-    found = list(dims)
+    cuts = list(dims)
     for (kind, arg), before, after in zip(
         reversed(steps), shapes[-2::-1], shapes[::-1], strict=False
     ):
         if kind == "reshape":
-            found = _before_reshape(found, before, after)
+            cuts = _before_reshape(cuts, before, after)
         elif kind == "transpose":
-            found = [found[arg.index(d)] for d in range(len(before))]
+            cuts = [cuts[arg.index(d)] for d in range(len(before))]
         else:
-            found[arg[0]] = ()
-    return found
+            cuts[arg[0]] = ()
+    return cuts
 
 
 def _shape_after(shape: tuple[int, ...], kind: str, arg: tuple[int, ...]) -> tuple[int, ...]:
@@ -107,7 +107,7 @@ def _before_reshape(
 ) -> list[Axes]:
     """Dims that have as many elements on both sides belong together, and the first of them can be
     cut on either."""
-    found: list[Axes] = [()] * len(before)
+    cuts: list[Axes] = [()] * len(before)
     i = j = 0
     while i < len(before) and j < len(after):
         first, cut, a, b = i, j, before[i], after[j]
@@ -120,5 +120,5 @@ def _before_reshape(
         # Dims of one are not cut: the first that can be.
         old = next((d for d in range(first, i) if before[d] > 1), first)
         new = next((d for d in range(cut, j) if after[d] > 1), cut)
-        found[old] = dims[new]
-    return found
+        cuts[old] = dims[new]
+    return cuts

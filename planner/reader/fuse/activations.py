@@ -106,19 +106,19 @@ def gelus(find: Finder) -> None:
 
 def _products(find: Finder, plus: Op) -> list[tuple[Op, str, list[Op]]]:
     """Candidate roots: the products that (1 + curve) enters, with the x each would be a Gelu of."""
-    found = []
-    at = plus
+    candidates = []
+    op = plus
     path: list[Op] = []
     names: list[str] = []
     for _ in range(3):
-        up = find.only(at.outputs[0], "Mul", "Div")
+        up = find.only(op.outputs[0], "Mul", "Div")
         if up is None:
             break
-        names += _leaves(find, up, at.outputs[0])
-        found += [(up, name, list(path)) for name in names]
+        names += _leaves(find, up, op.outputs[0])
+        candidates += [(up, name, list(path)) for name in names]
         path.append(up)
-        at = up
-    return found
+        op = up
+    return candidates
 
 
 def _leaves(find: Finder, op: Op, skip: str) -> list[str]:

@@ -566,14 +566,14 @@ def repeated_heads(find: Finder) -> None:
 
 def _own_heads(find: Finder, op: Op, *, slots: tuple[int, int], axis: int) -> None:
     """Operands of four dims, heads in the one named."""
-    found = [_unrepeated(find, _before_cast(find, op.inputs[slot]), axis) for slot in slots]
-    if found[0] is None or found[1] is None or found[0][1] != found[1][1]:
+    unrepeated = [_unrepeated(find, _before_cast(find, op.inputs[slot]), axis) for slot in slots]
+    if unrepeated[0] is None or unrepeated[1] is None or unrepeated[0][1] != unrepeated[1][1]:
         return
-    heads = found[0][1]
-    for slot, each in zip(slots, found, strict=True):
-        assert each is not None
+    heads = unrepeated[0][1]
+    for slot, one in zip(slots, unrepeated, strict=True):
+        assert one is not None
         shape = list(find.draft.shape(op.inputs[slot]))
-        source, _, swapped = each
+        source, _, swapped = one
         shape[0], shape[axis] = find.draft.shape(op.inputs[0])[0], heads
         if swapped:
             shape[1], shape[2] = shape[2], shape[1]

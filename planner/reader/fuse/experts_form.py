@@ -90,14 +90,14 @@ class Form:
         op, bias = self.take(name, "MatMul", "Add"), ""
         if op is not None and op.op == "Add":
             for k in (0, 1):
-                found = self.bias(op.inputs[k], op)
-                if found and (inner := self.take(op.inputs[1 - k], "MatMul")) is not None:
-                    op, bias = inner, found
+                added = self.bias(op.inputs[k], op)
+                if added and (inner := self.take(op.inputs[1 - k], "MatMul")) is not None:
+                    op, bias = inner, added
                     break
         if op is None or op.op != "MatMul":
             return None
-        found_product = self.gathered(op) if self.choices else self.every(op)
-        return None if found_product is None else replace(found_product, bias=bias)
+        product = self.gathered(op) if self.choices else self.every(op)
+        return None if product is None else replace(product, bias=bias)
 
     def chosen(self, name: str) -> str:
         """The stack that is gathered by the router's choices, '' where it is not."""
@@ -191,8 +191,8 @@ class Form:
         if part not in ((0, 1), (width[axis], 1), (0, 2), (1, 2)):
             return None
         self.inside.append(op)
-        found = self.product(op.inputs[0])
-        return None if found is None else replace(found, part=part)
+        product = self.product(op.inputs[0])
+        return None if product is None else replace(product, part=part)
 
     def hidden(self, name: str) -> tuple[Product | None, Product, Activation] | None:
         """(gate, up, activation) of the hidden activations."""

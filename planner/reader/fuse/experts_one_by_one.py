@@ -115,33 +115,33 @@ def _sum(find: Finder, root: Op) -> set[int]:
     out = draft.shape(root.outputs[0])
     form = Form(find, prod(out[:-1]), 0)
     form.inside += inside
-    found: dict[int, tuple[_One, str, str]] = {}
+    by_expert: dict[int, tuple[_One, str, str]] = {}
     rest: list[str] = []
     for term in terms:
         one = _One(find, form.tokens, 0)
-        at = _term(find, one, term)
-        if at is None:
+        term_parts = _term(find, one, term)
+        if term_parts is None:
             rest.append(term)
             continue
-        expert, count, share, result = at
+        expert, count, share, result = term_parts
         count = count or _router(find, one.index)
         if (
-            expert in found
+            expert in by_expert
             or (form.index and one.index != form.index)
             or count != _router(find, one.index)
         ):
             return below if len(terms) > 2 * count + _OTHERS else set()
         form.index = one.index
-        found[expert] = one, share, result
+        by_expert[expert] = one, share, result
     if (
-        sorted(found) != list(range(_router(find, form.index)))
-        or len({share for _, share, _ in found.values()}) != 1
+        sorted(by_expert) != list(range(_router(find, form.index)))
+        or len({share for _, share, _ in by_expert.values()}) != 1
     ):
         return below
     rest = [name for name in rest if not zeros(draft, name)]
     if len(rest) > 1 or (rest and draft.shape(rest[0]) != out):
         return below if len(rest) > _OTHERS else set()
-    _join(find, root, form, [found[e] for e in sorted(found)], rest)
+    _join(find, root, form, [by_expert[e] for e in sorted(by_expert)], rest)
     return below
 
 
@@ -166,9 +166,9 @@ def _term(find: Finder, one: _One, term: str) -> tuple[int, int, str, str] | Non
         ):
             continue
         before = list(one.inside)
-        found = _column(find, one, column)
-        if found is not None:
-            return *found, result
+        column_parts = _column(find, one, column)
+        if column_parts is not None:
+            return *column_parts, result
         one.inside[:] = before
     return None
 
@@ -267,14 +267,18 @@ def _mask(find: Finder, one: _One, name: str) -> int | None:
 
 
 def _join(
-    find: Finder, root: Op, form: Form, found: Sequence[tuple[_One, str, str]], rest: Sequence[str]
+    find: Finder,
+    root: Op,
+    form: Form,
+    experts: Sequence[tuple[_One, str, str]],
+    rest: Sequence[str],
 ) -> bool:
     """Replaces the sum by RoutedExperts once all experts are networks of one kind, reading the same
     rows."""
     layers: list[tuple[Product | None, Product, Product]] = []
     kinds: set[tuple[object, ...]] = set()
-    share = found[0][1]
-    for one, _, result in found:
+    share = experts[0][1]
+    for one, _, result in experts:
         down = one.product(result)
         hidden = None if down is None else one.hidden(down.rows)
         if down is None or hidden is None or down.part is not None:
@@ -384,7 +388,7 @@ def _common(names: Sequence[str]) -> str:
 def _unknown(find: Finder) -> None:
     """A note on experts that stay networks of their own, each working on every token."""
     draft, shape = find.draft, find.draft.shape
-    found: dict[str, list[str]] = {}
+    weights_by_router: dict[str, list[str]] = {}
     for op in draft.ops:
         if op.op != "Mul" or id(op) in find.gone or not find.uses(op.outputs[0]):
             continue
@@ -410,16 +414,17 @@ def _unknown(find: Finder) -> None:
             ):
                 choice = _chosen_by(find, column)
                 if choice:
-                    found.setdefault(choice, []).append(rows.inputs[1])
+                    weights_by_router.setdefault(choice, []).append(rows.inputs[1])
                     break
-    several = {choice: weights for choice, weights in found.items() if len(weights) > 1}
+    several = {choice: weights for choice, weights in weights_by_router.items() if len(weights) > 1}
     if several:
         choice, weights = next(iter(several.items()))
-        each = f"{sum(map(len, several.values()))} experts" + (
+        count_text = f"{sum(map(len, several.values()))} experts" + (
             f" behind {len(several)} routers" if len(several) > 1 else ""
         )
         text = (
-            f"{each} (the first, behind {choice!r}, ends in {weights[0]!r}) are written one by one"
+            f"{count_text} (the first, behind {choice!r}, ends in {weights[0]!r}) are written one"
+            " by one"
             " in a form that is not known: each is planned as a network that works on every token,"
             " not only on those the router sends; export them stacked (docs/exporting.md)"
         )

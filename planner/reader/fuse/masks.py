@@ -47,8 +47,8 @@ class Masks:
         draft, op = self.draft, self.draft.maker.get(name)
         rank = len(draft.shape(name))
         if draft.is_leaf(name):
-            found = draft.value(name)
-            return None if found is None else collapse(found)
+            value = draft.value(name)
+            return None if value is None else collapse(value)
         if op is None or depth > 60:
             return None
         if op.op == "Expand":
@@ -73,8 +73,8 @@ class Masks:
                 return None
             made = evaluate(op.op, op.attrs, arrays, [(shape, draft.dtype(name))])
             return None if made is None else made[0]
-        found = draft.value(name)
-        return None if found is None else collapse(found)
+        value = draft.value(name)
+        return None if value is None else collapse(value)
 
     def _reshaped(self, source: str, target: tuple[int, ...], depth: int) -> np.ndarray | None:
         """A Reshape that only adds or removes dims of 1."""

@@ -45,8 +45,8 @@ class Finder:
 
     def only(self, name: str, *kinds: str) -> Op | None:
         """The single reader of a tensor, when it is one of `kinds`."""
-        found = self.uses(name)
-        return found[0] if len(found) == 1 and found[0].op in kinds else None
+        users = self.uses(name)
+        return users[0] if len(users) == 1 and users[0].op in kinds else None
 
     def closed(self, root: Op, inside: Iterable[Op]) -> bool:
         """True when only the group reads what the group makes, apart from the root's result."""

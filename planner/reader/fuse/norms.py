@@ -50,10 +50,10 @@ def _norm(find: Finder, root: Op) -> None:
         return
     normed, d = quotient
     inside.append(normed)
-    found = _variance(find, v, d, inside)
-    if found is None:
+    variance = _variance(find, v, d, inside)
+    if variance is None:
         return
-    kind, x, axes = found
+    kind, x, axes = variance
     rank = len(draft.shape(x))
     if axes != tuple(range(axes[0], rank)) or draft.shape(normed.outputs[0]) != draft.shape(x):
         return

@@ -30,10 +30,10 @@ def _bags(find: Finder, root: Op) -> None:
     draft, inside = find.draft, list[Op]()
     count, sources, kinds, length = len(root.inputs), set[tuple[str, str]](), set[str](), 0
     for k, name in enumerate(root.inputs):
-        found = _reduced(find, name, inside)
-        if found is None:
+        reduced = _reduced(find, name, inside)
+        if reduced is None:
             return
-        kind, piece = found
+        kind, piece = reduced
         table = find.maker(piece, "Gather")
         if (
             table is not None

@@ -28,15 +28,17 @@ def segments_of(find: Finder, masks: Masks, op: Op, place: Op) -> str:
         mask = where.inputs[0]
     if s != t or draft.dtype(mask) != "bool":
         return ""
-    found, others = set[str](), list[str]()
+    segment_ids, others = set[str](), list[str]()
     for part in conjunction(find, mask):
-        (others.append if not (ids := _compared(find, part, batch, s)) else found.add)(ids or part)
+        (others.append if not (ids := _compared(find, part, batch, s)) else segment_ids.add)(
+            ids or part
+        )
     attrs = dict(op.attrs)
-    if len(found) != 1 or (others and without_positions(masks, attrs, others, s, t)):
+    if len(segment_ids) != 1 or (others and without_positions(masks, attrs, others, s, t)):
         return ""
     op.attrs.update(attrs)
     op.attrs["segments"] = 1
-    (ids,) = found
+    (ids,) = segment_ids
     return find.insert(place, "Reshape", [ids], shape=(batch, 1, 1, t))
 
 

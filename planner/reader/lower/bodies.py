@@ -37,8 +37,8 @@ class Captured(Frame):
     def find(self, name: str) -> str | None:
         """Draft tensor of an ONNX name. Raises KeyError."""
         if name not in self.env:
-            found = self.around.find(name)
-            self.env[name] = self.capture(found) if found else found
+            outside = self.around.find(name)
+            self.env[name] = self.capture(outside) if outside else outside
         return self.env[name]
 
     def capture(self, name: str) -> str:
@@ -104,14 +104,14 @@ class Body:
             raise Unsupported(f"its {what} holds what cannot be planned")
         for output in graph.output:
             try:
-                found = self.frame.find(output.name)
+                output_name = self.frame.find(output.name)
             except KeyError:
                 raise PlanError(
                     "P113", f"the {what} of node {call.id!r} never makes its output {output.name!r}"
                 ) from None
-            if not found:
+            if not output_name:
                 raise Unsupported(f"its {what} gives {output.name!r}, of which nothing is known")
-            self.draft.outputs.append(found)
+            self.draft.outputs.append(output_name)
         self.draft.inputs = [*self.own, *self.frame.captures.values()]
         self.draft.forget()
         tidy(self.draft)

@@ -150,20 +150,20 @@ class Call:
 
     def const(self, k: int, what: str) -> np.ndarray:
         """Value of input k, which must be constant. Raises Unsupported."""
-        found = self.draft.value(self.inputs[k])
-        if found is None:
+        value = self.draft.value(self.inputs[k])
+        if value is None:
             raise Unsupported(f"{what} is computed from run-time data")
-        return found
+        return value
 
     def ints(self, k: int, what: str) -> list[int]:
         """Input k as a flat list of ints: sizes, axes or bounds. Raises ShapeError for more of them
         than any tensor has dims or pieces."""
-        found = self.const(k, what).reshape(-1)
-        if found.size > MOST_INTS:
-            raise ShapeError(f"{what} holds {found.size} numbers")
-        if found.dtype.kind not in "iubf":
-            raise ShapeError(f"{what} holds {found.dtype} values")
-        return [int(v) for v in found]
+        values = self.const(k, what).reshape(-1)
+        if values.size > MOST_INTS:
+            raise ShapeError(f"{what} holds {values.size} numbers")
+        if values.dtype.kind not in "iubf":
+            raise ShapeError(f"{what} holds {values.dtype} values")
+        return [int(v) for v in values]
 
     def axis(self, axis: int, rank: int) -> int:
         """A non-negative axis. Raises ShapeError."""

@@ -139,12 +139,12 @@ def _group_query(call: Call) -> None:
 
 def _refuse_forms(call: Call) -> None:
     """Raises Unsupported for what is not read of GroupQueryAttention."""
-    found = [what for slot, what in _NOT_READ.items() if call.has(slot)]
-    found += ["a smooth softmax"] * (call.attr("smooth_softmax", 0) == 1)
-    found += ["its scores as an output"] * call.wants(3)
-    found += ["a cache of the window's size"] * bool(call.attr("sliding_window_cache", 0))
-    if found:
-        raise Unsupported(f"GroupQueryAttention with {found[0]}")
+    unread = [what for slot, what in _NOT_READ.items() if call.has(slot)]
+    unread += ["a smooth softmax"] * (call.attr("smooth_softmax", 0) == 1)
+    unread += ["its scores as an output"] * call.wants(3)
+    unread += ["a cache of the window's size"] * bool(call.attr("sliding_window_cache", 0))
+    if unread:
+        raise Unsupported(f"GroupQueryAttention with {unread[0]}")
 
 
 def _normed(call: Call, x: str, slot: int, which: str) -> str:

@@ -201,16 +201,16 @@ def _unrolled(
             )
         )
         lowering.run(nodes, frame)
-        found = [_made(call, frame, name) for name in outputs]
-        if any(not f for f in found):
+        results = [_made(call, frame, name) for name in outputs]
+        if any(not f for f in results):
             raise Unsupported("its body holds what cannot be planned")
-        next_, trip = draft.value(found[0]), trip + 1
+        next_, trip = draft.value(results[0]), trip + 1
         if next_ is None or (trips is None and trip >= most):
             del draft.ops[start:]
             del lowering.problems[problems:]
             return False
-        on, state = bool(next_.all()), found[1 : 1 + len(states)]
-        for rows, row in zip(stacked, found[1 + len(states) :], strict=True):
+        on, state = bool(next_.all()), results[1 : 1 + len(states)]
+        for rows, row in zip(stacked, results[1 + len(states) :], strict=True):
             rows.append(row)
     for k, name in enumerate(state):
         call.bind(name, k)
@@ -305,10 +305,10 @@ def _axes(scanned: int, stacked: int) -> dict[str, Any]:
 
 
 def _ints(call: Call, name: str, n: int) -> tuple[int, ...]:
-    found = tuple(call.attr(name, [0] * n))
-    if len(found) != n:
-        raise TypeError(f"{name} has {len(found)} entries, not {n}")
-    return found
+    ints = tuple(call.attr(name, [0] * n))
+    if len(ints) != n:
+        raise TypeError(f"{name} has {len(ints)} entries, not {n}")
+    return ints
 
 
 def _check_size(types: Sequence[Type]) -> None:
@@ -339,17 +339,17 @@ def count(call: Call, nodes: Sequence[Any]) -> int:
     functions = call.lowering.functions
 
     def total(nodes: Sequence[Any]) -> int:
-        found = 1
+        size = 1
         for node in nodes:
             key = (node.domain, node.op_type, getattr(node, "overload", ""))
             if key in functions:
                 if key not in known:
                     known[key] = total(functions[key].node)
-                found += known[key]
-            found += 1 + sum(
+                size += known[key]
+            size += 1 + sum(
                 total(g.node) for a in node.attribute for g in ([a.g] if a.type == 5 else a.graphs)
             )
-        return found
+        return size
 
     return total(nodes)
 

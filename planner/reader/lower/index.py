@@ -48,12 +48,14 @@ def constant_node(call: Call) -> None:
 
 def _known_index(call: Call, k: int, n: int) -> np.ndarray | None:
     """Constant indices made non-negative, or None. Raises ShapeError when one is out of range."""
-    found = call.draft.value(call.arg(k), LOOK_ELEMENTS)
-    if found is None or not found.size:
+    indices = call.draft.value(call.arg(k), LOOK_ELEMENTS)
+    if indices is None or not indices.size:
         return None
-    if int(found.min()) < -n or int(found.max()) >= n:
-        raise ShapeError(f"index {int(found.max())} or {int(found.min())} is outside a dim of {n}")
-    return np.where(found < 0, found + n, found) if int(found.min()) < 0 else found
+    if int(indices.min()) < -n or int(indices.max()) >= n:
+        raise ShapeError(
+            f"index {int(indices.max())} or {int(indices.min())} is outside a dim of {n}"
+        )
+    return np.where(indices < 0, indices + n, indices) if int(indices.min()) < 0 else indices
 
 
 def _gather(call: Call) -> None:
@@ -154,8 +156,8 @@ def _scatter_elements(call: Call) -> None:
 
 
 def _scatter_nd(call: Call) -> None:
-    if call.attr("reduction", "none") == "none" and (found := _along(call)) is not None:
-        _written(call, *found)
+    if call.attr("reduction", "none") == "none" and (writes := _along(call)) is not None:
+        _written(call, *writes)
         return
     call.result("ScatterND", call.inputs[:3], {"reduction": call.attr("reduction", "none")})
 
@@ -316,9 +318,9 @@ def _eye_like(call: Call) -> None:
 def _non_zero(call: Call) -> None:
     if call.draft.value(call.arg(0)) is None and non_zero(call):
         return
-    found = call.const(0, "its output size")
+    values = call.const(0, "its output size")
     call.bind(
-        call.draft.leaf(call.draft.fresh(call.name()), np.asarray(np.nonzero(found), np.int64))
+        call.draft.leaf(call.draft.fresh(call.name()), np.asarray(np.nonzero(values), np.int64))
     )
 
 

@@ -172,16 +172,16 @@ class Lowering:
                 inputs.append("")
                 continue
             try:
-                found = frame.find(name)
+                tensor = frame.find(name)
             except KeyError:
                 raise PlanError(
                     "P111",
                     f"tensor {name!r} is used by node {node.name!r} ({node.op_type}) but nothing"
                     " makes it",
                 ) from None
-            if found is None:
+            if tensor is None:
                 blocked = self.bad.get(name, "-")
-            inputs.append(found or "")
+            inputs.append(tensor or "")
         return inputs, blocked
 
     def _node(self, node: Statement, frame: Frame, names: dict[str, int]) -> None:

@@ -301,8 +301,8 @@ def _arg_reduce(call: Call) -> None:
     back = call.emit(
         "Slice", [call.arg(0)], {"axes": (axis,), "starts": (last,), "ends": (-1,), "steps": (-1,)}
     )
-    found = call.emit(call.op, [back], attrs)
-    call.result("Sub", [number(call, last, call.draft.dtype(found)), found])
+    position = call.emit(call.op, [back], attrs)
+    call.result("Sub", [number(call, last, call.draft.dtype(position)), position])
 
 
 def _cumsum(call: Call) -> None:

@@ -39,14 +39,14 @@ def keep_or_expand(call: Call, domain: str) -> None:
         return
     if schema is not None:
         _check_call(call, schema)
-    found = (_inferred(call, schema) if schema is not None else None) or _declared(call)
-    if found is None:
+    types = (_inferred(call, schema) if schema is not None else None) or _declared(call)
+    if types is None:
         raise Unsupported(
             "custom operator without declared output shapes"
             if schema is None
             else "its output shapes are not known before running"
         )
-    _keep(call, found)
+    _keep(call, types)
 
 
 def _schema(call: Call, domain: str) -> Any:
@@ -141,11 +141,11 @@ def _check_call(call: Call, schema: Any) -> None:
 
 
 def _declared(call: Call) -> list[Type] | None:
-    found = [call.lowering.declared.get(o) for o in call.node.output if o]
+    declared = [call.lowering.declared.get(o) for o in call.node.output if o]
     return (
         None
-        if call.frame.prefix or any(t is None for t in found)
-        else [t for t in found if t is not None]
+        if call.frame.prefix or any(t is None for t in declared)
+        else [t for t in declared if t is not None]
     )
 
 

@@ -45,10 +45,10 @@ def non_zero(call: Call) -> bool:
     """Lowers a NonZero of one expert's mask, or of which experts were chosen. Whether it was one of
     those."""
     draft, name = call.draft, call.arg(0)
-    found = _router(draft, name)
-    if found is None:
+    router = _router(draft, name)
+    if router is None:
         return False
-    index, experts = found
+    index, experts = router
     shape = draft.shape(name)
     if len(shape) == 1 and shape[0] >= experts:
         which = call.constant(np.arange(experts)[None], "experts")
@@ -112,15 +112,15 @@ def _router(draft: Draft, name: str) -> tuple[str, int] | None:
 def of_pair(call: Call) -> bool:
     """Lowers what cuts a pair of (choice, token) in two. Whether it was that. Raises Unsupported
     where a trace did not see all experts."""
-    found = call.lowering.selected.get(call.arg(0))
+    selected = call.lowering.selected.get(call.arg(0))
     if (
-        found is not None
-        and found.part == "expert"
+        selected is not None
+        and selected.part == "expert"
         and call.op == "Split"
-        and len(call.node.output) != found.tokens
+        and len(call.node.output) != selected.tokens
     ):
         raise Unsupported(
-            f"only {len(call.node.output)} of {found.tokens} experts were chosen while the model"
+            f"only {len(call.node.output)} of {selected.tokens} experts were chosen while the model"
             " was traced, and only those are in the file: trace it with more tokens, or with"
             " experts_implementation='batched_mm'"
         )
@@ -171,58 +171,60 @@ def follow(call: Call) -> None:
 def share_of(call: Call) -> bool:
     """Lowers the shares gathered at an expert's places to a column over all tokens. Whether it was
     that."""
-    found = call.lowering.selected.get(call.arg(1))
-    if found is None or found.part in ("token", "token * K", "expert"):
+    selected = call.lowering.selected.get(call.arg(1))
+    if selected is None or selected.part in ("token", "token * K", "expert"):
         return False
     shape = call.shape()
     if (
-        found.part != "place"
+        selected.part != "place"
         or call.attr("axis", 0) != 0
-        or prod(shape) != found.tokens * found.choices
+        or prod(shape) != selected.tokens * selected.choices
         or shape[0] != prod(shape)
     ):
         raise Unsupported(
             "it looks up something else than shares at the places that an expert was chosen at"
         )
     mask = call.emit(
-        "Cast", [call.emit("Transpose", [found.mask], {"perm": (1, 0)})], {"to": call.dtype()}
+        "Cast", [call.emit("Transpose", [selected.mask], {"perm": (1, 0)})], {"to": call.dtype()}
     )
-    share = call.emit("Reshape", [call.arg(0)], shape=(found.tokens, found.choices))
+    share = call.emit("Reshape", [call.arg(0)], shape=(selected.tokens, selected.choices))
     column = call.emit(
         "ReduceSum", [call.emit("Mul", [share, mask])], {"axes": (1,), "keepdims": 1}
     )
     call.bind(call.emit("Reshape", [column], shape=(*call.shape(1), *shape[1:]), out=call.name(0)))
-    call.lowering.columns[column] = found.mask
+    call.lowering.columns[column] = selected.mask
     return True
 
 
 def added_back(call: Call) -> bool:
     """Lowers rows that are scattered back to their tokens. Whether it was that."""
-    draft, found = call.draft, call.lowering.selected.get(call.arg(1))
-    if found is None or found.part == "expert":
+    draft, selected = call.draft, call.lowering.selected.get(call.arg(1))
+    if selected is None or selected.part == "expert":
         return False
     rows, base = call.arg(2), call.arg(0)
     nothing = draft.splat(base) == 0
     if (
-        found.part != "token"
+        selected.part != "token"
         or call.attr("axis", 0) != 0
-        or call.shape()[0] != found.tokens
+        or call.shape()[0] != selected.tokens
         or call.shape() != draft.shape(rows)
         or draft.shape(call.arg(1)) != call.shape()
         or (call.attr("reduction", "none") != "add" and not nothing)
     ):
         raise Unsupported("it writes to the rows of an expert's tokens in another way than adding")
-    if not _weighed(call, rows, found.mask):
+    if not _weighed(call, rows, selected.mask):
         kind = call.emit(
             "ReduceMax",
-            [call.emit("Cast", [found.mask], {"to": draft.dtype(rows)})],
+            [call.emit("Cast", [selected.mask], {"to": draft.dtype(rows)})],
             {"axes": (0,), "keepdims": 0},
         )
         rows = call.emit(
             "Mul",
             [
                 rows,
-                call.emit("Reshape", [kind], shape=(found.tokens, *[1] * (len(call.shape()) - 1))),
+                call.emit(
+                    "Reshape", [kind], shape=(selected.tokens, *[1] * (len(call.shape()) - 1))
+                ),
             ],
         )
     call.bind(rows) if nothing else call.result("Add", [base, rows])

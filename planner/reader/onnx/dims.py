@@ -220,7 +220,7 @@ def _declared(
 ) -> dict[str, tuple[tuple[int | str, ...], str]]:
     """name -> (dims: ints or symbols, dtype) of the data inputs (those without an initializer)."""
     stored = {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
-    found: dict[str, tuple[tuple[int | str, ...], str]] = {}
+    inputs: dict[str, tuple[tuple[int | str, ...], str]] = {}
     for value in graph.input:
         if value.name in stored:
             continue
@@ -245,22 +245,22 @@ def _declared(
                 f"input {value.name!r} has no shape",
                 help=[f"add --shape {_quote(value.name)}=4,8 with its dims"],
             )
-        found[value.name] = (dims, dtype)
-    unknown = [name for name in shapes if name not in found]
+        inputs[value.name] = (dims, dtype)
+    unknown = [name for name in shapes if name not in inputs]
     if unknown:
-        close = did_you_mean(unknown[0], list(found))
+        close = did_you_mean(unknown[0], list(inputs))
         raise PlanError(
             "P141",
             f"the model has no input named {unknown[0]!r}" + (f"; {close}" if close else ""),
-            detail=["inputs: " + ", ".join(found)],
+            detail=["inputs: " + ", ".join(inputs)],
         )
-    firsts = {name: dims[0] for name, (dims, _) in found.items() if dims}
+    firsts = {name: dims[0] for name, (dims, _) in inputs.items() if dims}
     if firsts and all(
         first == f"{name}.0" for name, first in firsts.items()
     ):  # no input says its first dim: one batch
         for name in firsts:
-            found[name] = (("batch", *found[name][0][1:]), found[name][1])
-    return found
+            inputs[name] = (("batch", *inputs[name][0][1:]), inputs[name][1])
+    return inputs
 
 
 def _dim(name: str, axis: int, dim: Any) -> int | str:

@@ -273,11 +273,11 @@ def _tensors(
     draft: Draft, weights: dict[str, WeightRef], constants: dict[str, np.ndarray]
 ) -> dict[str, Tensor]:
     """Inputs, then leaves, then what each node makes."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
 
     def put(name: str, role: Role) -> None:
         shape, dtype = draft.types[name]
-        found[name] = Tensor(name, tuple(int(n) for n in shape), dtype, role)
+        tensors[name] = Tensor(name, tuple(int(n) for n in shape), dtype, role)
 
     for name in draft.inputs:
         put(name, "input")
@@ -289,7 +289,7 @@ def _tensors(
         for o in op.outputs:
             if o:
                 put(o, "activation")
-    return found
+    return tensors
 
 
 def _labels(draft: Draft, weights: list[str], uses: list[Use]) -> dict[str, str]:

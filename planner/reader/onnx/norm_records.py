@@ -20,8 +20,8 @@ def _call(node: Any) -> str | None:
     """The operands of the layer's call that a node was made of; None where it is not recorded."""
     for entry in node.metadata_props:
         if entry.key == _KEY:
-            found = _CALL.search(entry.value)
-            return found[1] if found else None
+            match = _CALL.search(entry.value)
+            return match[1] if match else None
     return None
 
 

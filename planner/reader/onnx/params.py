@@ -94,18 +94,18 @@ class Use:
 
 def depends_on_data(draft: Draft) -> set[str]:
     """Tensors that depend on a graph input."""
-    found = set(draft.inputs)
+    dependent = set(draft.inputs)
     for op in draft.ops:
-        if any(i in found for i in op.inputs):
-            found.update(o for o in op.outputs if o)
-    return found
+        if any(i in dependent for i in op.inputs):
+            dependent.update(o for o in op.outputs if o)
+    return dependent
 
 
 def _projected(draft: Draft, data: set[str]) -> set[str]:
     """Tensors behind products of learned tables that no data has met yet: a layer is run over the
     table as over data, and what it multiplies and adds are its parameters."""
     learned: set[str] = set()
-    found: set[str] = set()
+    projected: set[str] = set()
     for op in draft.ops:
         if not data.isdisjoint(op.outputs) or op.bodies:
             continue
@@ -114,9 +114,9 @@ def _projected(draft: Draft, data: set[str]) -> set[str]:
             continue
         made = [o for o in op.outputs if o]
         learned.update(made)
-        if op.op in ("MatMul", "Einsum") or not found.isdisjoint(floats):
-            found.update(made)
-    return found
+        if op.op in ("MatMul", "Einsum") or not projected.isdisjoint(floats):
+            projected.update(made)
+    return projected
 
 
 STATE = {("BatchNormalization", 3), ("BatchNormalization", 4)}
@@ -234,7 +234,7 @@ def parameter_uses(draft: Draft) -> list[Use]:
     """Every use of a float leaf in a parameter slot, in node order."""
     data = depends_on_data(draft)
     data |= _projected(draft, data)
-    found: list[Use] = []
+    uses: list[Use] = []
     told: dict[str, tuple[str, ...]] = {}
     for op in draft.ops:
         for slot, name in enumerate(op.inputs):
@@ -257,13 +257,13 @@ def parameter_uses(draft: Draft) -> list[Use]:
                     )
                     and not _buffer_rows(draft, op, leaf)
                 ):
-                    found.append(Use(leaf, op, slot, kind, direct))
+                    uses.append(Use(leaf, op, slot, kind, direct))
             if data.isdisjoint(op.outputs) or not draft.is_float(op.outputs[0]):
                 continue
             for leaf in _told(draft, name, told):
                 if all(leaf != known for known, _ in leaves):
-                    found.append(Use(leaf, op, slot, _told_kind(draft, op, leaf), leaf == name))
-    return found
+                    uses.append(Use(leaf, op, slot, _told_kind(draft, op, leaf), leaf == name))
+    return uses
 
 
 def _may_train(draft: Draft, leaf: str) -> bool:
@@ -317,14 +317,14 @@ def _told_kind(draft: Draft, op: Op, leaf: str) -> str:
 def _leaves(draft: Draft, name: str) -> list[tuple[str, bool]]:
     """The leaves that a tensor is a view or a function within bounds of, or is put together from,
     and whether it is the leaf itself."""
-    found: list[tuple[str, bool]] = []
+    leaves: list[tuple[str, bool]] = []
     seen = {name}
     stack = [(name, True)]
     while stack:
         name, direct = stack.pop()
         origin, alone = _origin(draft, name)
         if origin and draft.is_leaf(origin):
-            found.append((origin, direct and alone))
+            leaves.append((origin, direct and alone))
             continue
         op = draft.maker.get(origin) if origin else None
         for part in (
@@ -337,7 +337,7 @@ def _leaves(draft: Draft, name: str) -> list[tuple[str, bool]]:
             if part not in seen:
                 seen.add(part)
                 stack.append((part, False))
-    return found
+    return leaves
 
 
 def _origin(draft: Draft, name: str) -> tuple[str, bool]:
@@ -445,12 +445,12 @@ def _may_part(draft: Draft, leaf: str) -> bool:
 
 def _called_together(by_leaf: dict[str, list[Use]]) -> set[str]:
     """Scopes that read a matrix which another scope reads too: one module under several names."""
-    found: set[str] = set()
+    shared: set[str] = set()
     for uses in by_leaf.values():
         scopes = {u.op.scope for u in uses if u.kind not in ("scale", "bias")}
         if len(scopes) > 1:
-            found |= scopes
-    return found
+            shared |= scopes
+    return shared
 
 
 def _of_one_module(leaf: str, soft: list[Use], shared: set[str]) -> bool:

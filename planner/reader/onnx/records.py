@@ -46,23 +46,23 @@ class Records:
     @classmethod
     def of(cls, graph: Any) -> Records:
         """The records of a GraphProto."""
-        found = cls()
+        records = cls()
         origins: dict[str, list[str]] = {}
         for value in graph.value_info:
             for entry in value.metadata_props:
                 if entry.key == _KIND:
-                    found.kinds[value.name] = entry.value
+                    records.kinds[value.name] = entry.value
                 elif entry.key == _FOLDED:
                     origins[value.name] = [a or b for a, b in _QUOTED.findall(entry.value)]
         stored = {tensor.name for tensor in graph.initializer}
         for name, parts in origins.items():
-            learned = [p for p in parts if found.learned(p)]
+            learned = [p for p in parts if records.learned(p)]
             lost = tuple(p for p in learned if p not in stored)
             if learned:
-                found.computed.add(name)
+                records.computed.add(name)
             if lost and name in stored:
-                found.folded[name] = lost
-        return found
+                records.folded[name] = lost
+        return records
 
     def learned(self, name: str) -> bool:
         """Whether a leaf is a parameter by its record, or by its name where it has none."""

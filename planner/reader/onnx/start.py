@@ -136,7 +136,7 @@ def _refuse_outputs(graph: Any) -> None:
 def _declared(graph: Any, bound: Bound) -> dict[str, Type]:
     """Shapes the file declares for inner tensors, where the bound dims make them static (custom
     operators need them)."""
-    found: dict[str, Type] = {}
+    declared: dict[str, Type] = {}
     for value in [*graph.value_info, *graph.output]:
         kind, dtype = input_type(value)
         if (
@@ -154,8 +154,8 @@ def _declared(graph: Any, bound: Bound) -> dict[str, Type]:
             )
             dims.append(n)
         if min(dims, default=0) >= 0:
-            found[value.name] = (tuple(dims), dtype)
-    return found
+            declared[value.name] = (tuple(dims), dtype)
+    return declared
 
 
 def _otherwise(declared: Mapping[str, Type], draft: Draft, frame: Frame) -> str:
@@ -163,9 +163,9 @@ def _otherwise(declared: Mapping[str, Type], draft: Draft, frame: Frame) -> str:
     where all agree. Constants are what they are (onnxruntime-genai declares those of one number
     without dims)."""
     made = {
-        name: draft.types[found]
+        name: draft.types[tensor]
         for name in declared
-        if (found := frame.env.get(name)) in draft.types
+        if (tensor := frame.env.get(name)) in draft.types
     }
     false = [
         f"{name!r} is declared {list(declared[name][0])} and made {list(type_[0])}"

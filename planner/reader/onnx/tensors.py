@@ -107,9 +107,9 @@ def _external(tensor: Any, name: str, folder: Path | None, size: int) -> WeightR
             f" its {size} bytes",
             detail=[f"location {location!r}"],
         )
-    found = external_path(location, folder, name)
-    if found is not None:
-        available = os.stat(found).st_size
+    path = external_path(location, folder, name)
+    if path is not None:
+        available = os.stat(path).st_size
         if offset + length > available:
             raise PlanError(
                 "P134",
@@ -138,11 +138,11 @@ def external_path(location: str, folder: Path | None, name: str) -> Path | None:
         )
     if folder is None:
         return None
-    found = str(folder)
+    path = str(folder)
     for part in pure.parts:
-        found = os.path.join(found, part)
+        path = os.path.join(path, part)
         try:
-            mode = os.lstat(found).st_mode
+            mode = os.lstat(path).st_mode
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
@@ -162,7 +162,7 @@ def external_path(location: str, folder: Path | None, name: str) -> Path | None:
             f"tensor {name!r}: external data {location!r} is not a regular file inside the model's"
             " folder",
         )
-    return Path(found)
+    return Path(path)
 
 
 def input_type(value_info: Any) -> tuple[str, str]:
