@@ -110,22 +110,22 @@ class Pins:
 
     def each(self) -> list[tuple[str, Pins]]:
         """Every single pin in words, and the pins without it."""
-        found = [
+        pins = [
             (
                 f"{a} = {' or '.join(map(str, sizes))}",
                 replace(self, mesh=_without(self.mesh, a), levels=_without(self.levels, a)),
             )
             for a, sizes in self.mesh.items()
         ]
-        found += [
+        pins += [
             (f"{k} = {BY_NAME[k].shown(v)}", replace(self, techniques=_without(self.techniques, k)))
             for k, v in self.techniques.items()
         ]
-        found += [
+        pins += [
             (f"forbid {f}", replace(self, forbidden_factors=self.forbidden_factors - {f}))
             for f in sorted(self.forbidden_factors)
         ]
-        return found + [
+        return pins + [
             (f"{glob}: {placement(table)}", replace(self, nodes=_without(self.nodes, glob)))
             for glob, table in self.nodes.items()
         ]
@@ -158,14 +158,14 @@ class Pins:
         """Every mesh the pins allow; an axis "data" (or "tensor") without a size takes what is
         left, next to stages alone one or both in all ways."""
         names = list(self.mesh)
-        found = []
+        tables = []
         for sizes in itertools.product(*self.mesh.values()):
             table = dict(zip(names, sizes, strict=True))
             left, rest = divmod(devices, prod(sizes))
             if rest:
                 continue
             if names == [STAGE]:
-                found += [
+                tables += [
                     table | {a: n for a, n in (("data", left // k), ("tensor", k)) if n > 1}
                     for k in divisors(left)
                     if k < left or left == 1
@@ -182,8 +182,8 @@ class Pins:
                     ORDER.index(plain) if (plain := a.rstrip("0123456789")) in ORDER else len(ORDER)
                 ),
             )  # stable: tensor before tensor2
-            found.append({a: table[a] for a in order})
-        if not found:
+            tables.append({a: table[a] for a in order})
+        if not tables:
             pinned = ", ".join(
                 f"{a} {' or '.join(map(str, sizes))}" for a, sizes in self.mesh.items()
             )
@@ -196,7 +196,7 @@ class Pins:
         spare = {STAGE, *(a for a, sizes in self.mesh.items() if len(sizes) > 1)}
         return [
             {a: n for a, n in table.items() if n > 1 or a not in spare} or {"data": 1}
-            for table in found
+            for table in tables
         ]
 
     def allowed(self, base: GraphFacts, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
@@ -292,10 +292,10 @@ def _instead(table: Mapping[str, Any], rule: Rule, mesh: Mapping[str, int]) -> l
     axes = dict.fromkeys(
         a for own in (*split.values(), *table.get("layout", [])) for a in own if a not in mesh
     )
-    found = [f"the mesh has no axis {a!r}: it has {', '.join(mesh) or 'none'}" for a in axes]
+    lines = [f"the mesh has no axis {a!r}: it has {', '.join(mesh) or 'none'}" for a in axes]
     for f, own in split.items():
         if f not in rule.sizes and f not in rule.paired and f != PENDING:
-            found.append(f"the operator has no factor {f!r}: it has {', '.join(rule.sizes)}")
+            lines.append(f"the operator has no factor {f!r}: it has {', '.join(rule.sizes)}")
         elif not axes and not legal(rule, Split.of({f: tuple(own)}), mesh, Limits(waste=0.5)):
             fits = [
                 n
@@ -303,11 +303,11 @@ def _instead(table: Mapping[str, Any], rule: Rule, mesh: Mapping[str, int]) -> l
                 if n > 1 and legal(rule, Split(((f, ("x",)),)), {"x": n}, Limits())
             ]
             pieces = prod(mesh[a] for a in own)
-            found.append(
+            lines.append(
                 f"{f!r} is not cut into {pieces} by {' + '.join(own)}: "
                 + (f"it is into {' or '.join(map(str, fits[:6]))}" if fits else "it stays whole")
             )
-    return found or [
+    return lines or [
         "an axis cuts one dim of an operator: `plan ops MODEL` prints the factors of every"
         " operator, and which stay whole"
     ]
@@ -471,8 +471,8 @@ def _spelled_out(data: Mapping[str, Any]) -> dict[str, Any]:
             | ({"layout": [full(axes) for axes in layout]} if isinstance(layout, list) else {})
         )
 
-    found = {k: v if k in SECTIONS else placed(v) for k, v in data.items()}
-    return found | ({"mesh": {axis_meant(a): v for a, v in mesh.items()}} if mesh else {})
+    sections = {k: v if k in SECTIONS else placed(v) for k, v in data.items()}
+    return sections | ({"mesh": {axis_meant(a): v for a, v in mesh.items()}} if mesh else {})
 
 
 def from_table(data: Mapping[str, Any]) -> Pins:

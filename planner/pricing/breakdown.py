@@ -216,13 +216,13 @@ def _moved(base: GraphFacts, alike: Sequence[int]) -> dict[str, list[str]]:
     repeats under those of the first, every weight under its own."""
     graph, labels = base.graph, base.graph.labels
     node = graph.nodes[alike[0]]
-    found = {}
+    labels_of = {}
     for slot, t in enumerate(node.inputs):
         same = [graph.nodes[k].inputs[slot] for k in alike] if t in graph.weights else [t]
         if t:
-            found[labels.get(t, t)] = list(dict.fromkeys(labels.get(s, s) for s in same))
+            labels_of[labels.get(t, t)] = list(dict.fromkeys(labels.get(s, s) for s in same))
     return {
-        **found,
+        **labels_of,
         **{labels.get(t, t): [labels.get(t, t)] for t in node.outputs if t},
         node.id: [node.id],
     }

@@ -54,8 +54,8 @@ def times_of_class(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> tu
     key = base.graph.nodes[base.shared[i]].id, split
     if key not in known:
         known[key] = kernel_times(base, i, split, pricer)
-    found: tuple[float, float] = known[key]
-    return found
+    seconds: tuple[float, float] = known[key]
+    return seconds
 
 
 def local_bytes(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
@@ -161,13 +161,13 @@ def _gradients_s(
 
 
 def _bodies_s(
-    node: Node, graph: Graph, found: Region, split: Split, pricer: Pricer, dtype: str
+    node: Node, graph: Graph, bodies: Region, split: Split, pricer: Pricer, dtype: str
 ) -> float:
     """Seconds of the slower body, as often as it runs: each kernel of an iteration pays its launch;
     what fuses is one more."""
     slowest = 0.0
     for body, rules, splits in zip(
-        node.bodies, found.rules, found.splits(node, split), strict=True
+        node.bodies, bodies.rules, bodies.splits(node, split), strict=True
     ):
         seconds = fused = 0.0
         for inner, rule in zip(body.nodes, rules, strict=True):

@@ -121,7 +121,7 @@ def saved_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Sequence[tupl
 def _saved_tensors(
     base: GraphFacts, flow: Flow, pricer: Pricer
 ) -> Sequence[tuple[int, str, float]]:
-    graph, mesh, found = base.graph, dict(flow.plan.mesh), list[tuple[int, str, float]]()
+    graph, mesh, saved = base.graph, dict(flow.plan.mesh), list[tuple[int, str, float]]()
     # Nodes that are alike and split alike save as much. By id: repeats share layouts and splits.
     sizes: dict[tuple[int, int, int, int], float] = {}
     need, source, shared, splits = flow.need, flow.source, base.shared, flow.splits
@@ -137,8 +137,8 @@ def _saved_tensors(
             if (i, slot) in base.gathered:
                 size *= float(reads_whole(base, i, SplitArrays.of((splits[i],), pricer.sizes))[0])
             size = sizes[key] = flow.plan.overlapped_microbatches * size
-        found.append((i, name, size))
-    return found
+        saved.append((i, name, size))
+    return saved
 
 
 def saved_activations(

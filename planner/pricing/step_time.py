@@ -264,7 +264,7 @@ def _optimizer_s(
 
 def _newton_schulz_s(flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer) -> float:
     """Of the optimizer's seconds those in which it orthogonalises matrices."""
-    return sum(newton_schulz_s(found, pricer) for _, found in orthogonalised(flow, runs))
+    return sum(newton_schulz_s(matrices, pricer) for _, matrices in orthogonalised(flow, runs))
 
 
 def _additions(pipeline: Pipeline, readers: Iterable[int], apart: bool) -> Fraction:

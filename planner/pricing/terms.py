@@ -85,23 +85,23 @@ class Noting(Pricer):
 
     def carried_s(self, size_bytes: np.ndarray, dtype: str) -> np.ndarray:
         """As Pricer's, noted."""
-        found = super().carried_s(size_bytes, dtype)
-        for size, seconds in zip(size_bytes.tolist(), found.tolist(), strict=True):
+        each_s = super().carried_s(size_bytes, dtype)
+        for size, seconds in zip(size_bytes.tolist(), each_s.tolist(), strict=True):
             self.noted.append(Term(0.0, size, 1.0, dtype, None, seconds))
-        return found
+        return each_s
 
     def kernels_s(
         self, flops: np.ndarray, size_bytes: np.ndarray, dtype: str, product: Product | None = None
     ) -> np.ndarray:
         """As Pricer's, products by their extents noted (others are by `kernel_s`)."""
-        found = super().kernels_s(flops, size_bytes, dtype, product)
+        each_s = super().kernels_s(flops, size_bytes, dtype, product)
         if product is not None and self.device.tiles is not None:
             extents = (product.rows, product.columns, product.sums, product.batch)
-            rows = np.stack([flops, size_bytes, found, *extents]).T.tolist()
+            rows = np.stack([flops, size_bytes, each_s, *extents]).T.tolist()
             for work, size, seconds, *own in rows:
                 term = Term(work, size, 1.0, dtype, None, seconds, tuple(own), product.convolution)
                 self.noted.append(term)
-        return found
+        return each_s
 
     def pass_s(self, kernels: Sequence[Kernel], dtype: str) -> float:
         """As Pricer's, each kernel noted."""
@@ -120,12 +120,12 @@ def terms_of(
     kernels, set_of = tuple(noting.noted), pricer.runtime.kernels
     if not base.training:
         kernels = _of_forward(kernels, forward)
-    found = constants(pricer, kernels, axes)
+    figures = constants(pricer, kernels, axes)
     if set_of is None or operator_of(base.graph.nodes[i].op).free:
-        return Terms(kernels, forward, backward, found)
+        return Terms(kernels, forward, backward, figures)
     need = need_of(base, i, split, *local_bytes(base, i, split, pricer), pricer)
     parts = kernel_parts(need, pricer.topology.device, set_of, pricer.rates)
-    return Terms(kernels, forward, backward, (*of_parts(pricer, need), *found), parts)
+    return Terms(kernels, forward, backward, (*of_parts(pricer, need), *figures), parts)
 
 
 def _of_forward(kernels: tuple[Term, ...], forward_s: float) -> tuple[Term, ...]:
@@ -146,16 +146,16 @@ def of_parts(pricer: Pricer, need: KernelNeed) -> tuple[Constant, ...]:
     keys = ["memory.bandwidth", "memory.efficiency"]
     if need.flops:
         keys = [f"peak.{need.dtype}", "matmul.efficiency", *keys]
-    found = [_of_device(chip, path, key) for key in keys]
+    figures = [_of_device(chip, path, key) for key in keys]
     runtime = pricer.runtime
     profile, sets = FOLDER / f"{runtime.name}.toml", FOLDER / "kernel_sets.toml"
     own = f"per_device.{chip.name}" if chip.name in runtime.per_device else "rates"
     for key in ("matmul", "memory") if runtime.name not in chip.rates else ():
-        found.append(_constant(profile, own, key, runtime.sources, runtime.guessed))
+        figures.append(_constant(profile, own, key, runtime.sources, runtime.guessed))
     if need.rows:
         fitted = {"expert_waits_s": "fitted to runs of mixtures (docs/published-runs.md)"}
-        found.append(_constant(sets, "fsdp", "expert_waits_s", fitted, {}))
-    return tuple(c for c in found if c.value)
+        figures.append(_constant(sets, "fsdp", "expert_waits_s", fitted, {}))
+    return tuple(c for c in figures if c.value)
 
 
 def constants(
@@ -163,49 +163,49 @@ def constants(
 ) -> tuple[Constant, ...]:
     """The figures that the seconds of these kernels, and of collectives over these axes, come
     from."""
-    chip, found = pricer.topology.device, list[Constant]()
+    chip, figures = pricer.topology.device, list[Constant]()
     path = Path(chip.file) if chip.file else DEVICES / f"{chip.name}.toml"
     for dtype in dict.fromkeys(k.dtype for k in kernels if k.flops):
-        found.append(_of_device(chip, path, f"peak.{dtype}"))
+        figures.append(_of_device(chip, path, f"peak.{dtype}"))
     if any(k.extents for k in kernels):
-        found += [_of_device(chip, path, f"products.{key}") for key in PRODUCT_KEYS]
+        figures += [_of_device(chip, path, f"products.{key}") for key in PRODUCT_KEYS]
     if any(k.convolution for k in kernels):
-        found.append(_of_device(chip, path, "products.convolutions"))
+        figures.append(_of_device(chip, path, "products.convolutions"))
     if any(k.flops and not k.attention for k in kernels):
-        found.append(_of_device(chip, path, "matmul.efficiency"))
+        figures.append(_of_device(chip, path, "matmul.efficiency"))
     for which, backward in (("forward", False), ("backward", True)):
         if any(k.attention and k.attention.backward is backward for k in kernels):
-            found.append(_of_device(chip, path, f"attention.{which}"))
+            figures.append(_of_device(chip, path, f"attention.{which}"))
     if any(k.attention for k in kernels):
-        found.append(_of_device(chip, path, "attention.passes"))
+        figures.append(_of_device(chip, path, "attention.passes"))
     if kernels:
         for key in ("memory.bandwidth", "memory.efficiency", "kernel.launch"):
-            found.append(_of_device(chip, path, key))
+            figures.append(_of_device(chip, path, key))
     over = set(axes)
     levels = {k for a in pricer.mesh.axes if a.name in over for k, _ in a.parts}
     outermost = len(pricer.topology.levels) - 1
     links = {"outer" if k == outermost and outermost else "inner" for k in levels}
-    found += [
+    figures += [
         _of_device(chip, path, f"{link}.{key}")
         for link in sorted(links)
         for key in ("bandwidth", "efficiency", "latency")
     ]
-    return tuple(c for c in found if c.value) + _of_runtime(pricer, bool(kernels or levels))
+    return tuple(c for c in figures if c.value) + _of_runtime(pricer, bool(kernels or levels))
 
 
 def _of_runtime(pricer: Pricer, any_kernel: bool) -> tuple[Constant, ...]:
     """The figures of the runtime profile that change rates of the device's file."""
     runtime, rates, chip = pricer.runtime, pricer.rates, pricer.topology.device
-    path, found = FOLDER / f"{runtime.name}.toml", list[Constant]()
+    path, figures = FOLDER / f"{runtime.name}.toml", list[Constant]()
     if any_kernel and slowdown(chip, rates, pricer.topology.devices) != 1.0:
         where = chip.name if chip.name in runtime.per_device else chip.kind
-        found.append(
+        figures.append(
             _constant(path, f"per_device.{where}", "stragglers", runtime.sources, runtime.guessed)
         )
     if any_kernel and chip.anchor:
         step = f"a measured step of {chip.anchor} (--calibrate-with)"
-        found.append(Constant("rates", f"x {rates.matmul:.3g}", "the plan's file", step))
-    return tuple(found)
+        figures.append(Constant("rates", f"x {rates.matmul:.3g}", "the plan's file", step))
+    return tuple(figures)
 
 
 def _of_device(chip: Device, path: Path, key: str) -> Constant:

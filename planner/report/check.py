@@ -321,7 +321,7 @@ def badge(report: Report) -> str:
         for row in report.rows
         if row.tolerance is not None
     ]
-    found = [
+    findings = [
         *(["no plan fits"] if "best" in report.reasons else []),
         *(f"{row.what} {100 * (row.worst or 0):+.1f} %" for row in report.regressions),
         *(f"{x.name} over budget" for x in report.limits if not x.ok),
@@ -329,8 +329,8 @@ def badge(report: Report) -> str:
     data = {
         "schemaVersion": 1,
         "label": "plan",
-        "message": found[0] if found else ", ".join(now),
-        "color": "red" if found else "brightgreen",
+        "message": findings[0] if findings else ", ".join(now),
+        "color": "red" if findings else "brightgreen",
     }
     return json.dumps(data)
 

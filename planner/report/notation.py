@@ -31,7 +31,7 @@ FACTORS = {
 def plain_split(op: str, split: Mapping[str, Sequence[str]], sizes: Mapping[str, int]) -> str:
     """`batch over 16, columns over 8` of a split: what is cut and into how many parts; sizes are
     those of the mesh's axes."""
-    found: dict[str, int] = {}
+    parts_by_word: dict[str, int] = {}
     for factor, axes in split.items():
         letter, number = factor[:1], factor[1:]
         word = FACTORS.get(op, {}).get(factor) or (
@@ -43,8 +43,11 @@ def plain_split(op: str, split: Mapping[str, Sequence[str]], sizes: Mapping[str,
             if number.isdigit()
             else factor
         )
-        found[word] = found.get(word, 1) * prod(sizes.get(a, 1) for a in axes)
-    return ", ".join(f"{word} over {n:,}" for word, n in found.items()) or "whole on every device"
+        parts_by_word[word] = parts_by_word.get(word, 1) * prod(sizes.get(a, 1) for a in axes)
+    return (
+        ", ".join(f"{word} over {n:,}" for word, n in parts_by_word.items())
+        or "whole on every device"
+    )
 
 
 def short_labels(labels: Sequence[str]) -> dict[str, str]:

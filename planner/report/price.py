@@ -125,11 +125,11 @@ def _waves(term: Term, pricer: Pricer) -> str:
 
 def _merged(kernels: Sequence[Term]) -> list[Term]:
     """Equal kernels as one row."""
-    found: dict[Term, float] = {}
+    often_of: dict[Term, float] = {}
     for k in kernels:
         key = replace(k, often=0.0)
-        found[key] = found.get(key, 0.0) + k.often
-    return [replace(key, often=often) for key, often in found.items()]
+        often_of[key] = often_of.get(key, 0.0) + k.often
+    return [replace(key, often=often) for key, often in often_of.items()]
 
 
 def _rate(term: Term, pricer: Pricer) -> float:

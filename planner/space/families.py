@@ -123,7 +123,7 @@ def _alike(base: GraphFacts) -> tuple[_Alike, ...]:
     """The classes of a graph's nodes, found once for all meshes."""
     key, memo = ("alike to names", id(base.times)), base.graph.memo
     if key not in memo:
-        found: dict[tuple[int, tuple[object, ...]], list[int]] = {}
+        nodes_of: dict[tuple[int, tuple[object, ...]], list[int]] = {}
         for i in base.times:
             direction = directions(base.graph).get(i, "")
             reads = (
@@ -131,9 +131,9 @@ def _alike(base: GraphFacts) -> tuple[_Alike, ...]:
                 _is_held(base, i),
                 (direction, base.rules[i].results[0]) if direction else (),
             )
-            found.setdefault((base.kinds[i], reads), []).append(i)
-        each = tuple([_Alike(tuple(nodes), reads) for (_, reads), nodes in found.items()])
-        memo[key] = base.times, each  # which is kept, so that its id stays unique
+            nodes_of.setdefault((base.kinds[i], reads), []).append(i)
+        classes = tuple([_Alike(tuple(nodes), reads) for (_, reads), nodes in nodes_of.items()])
+        memo[key] = base.times, classes  # which is kept, so that its id stays unique
     result: tuple[_Alike, ...] = memo[key][1]
     return result
 

@@ -189,14 +189,14 @@ def _copy_s(space: Space, costs: OptionCosts) -> dict[str, np.ndarray]:
 def _runs_again(space: Space) -> dict[str, np.ndarray]:
     """Per way to recompute whether an option's nodes run again: in emitted programs what a backward
     pass asks for, in frameworks' what these say. [options]"""
-    base, price, found = space.base, space.pricer, dict[str, np.ndarray]()
+    base, price, by_recompute = space.base, space.pricer, dict[str, np.ndarray]()
     for recompute in ("block", "block-keep"):
         again = base.replayed
         if price.runtime.kernels is not None and base.training:
             again = runs_again(base, recompute, price)
         of = [v.kind == "op" and v.node in again for v in space.variables]
-        found[recompute] = np.repeat(of, [v.options for v in space.variables])
-    return found
+        by_recompute[recompute] = np.repeat(of, [v.options for v in space.variables])
+    return by_recompute
 
 
 def _waits_s(space: Space, recomputed: np.ndarray) -> dict[str, np.ndarray]:

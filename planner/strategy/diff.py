@@ -80,8 +80,10 @@ class Diff:
     def causes(self) -> tuple[str, ...]:
         """What differs before the search, of CAUSES; "search" when only decisions differ; () when
         nothing does."""
-        found = tuple(c for c in CAUSES if any(x.section == c for x in self.changes))
-        return found or (("search",) if self.changes or any(f.change for f in self.figures) else ())
+        sections = tuple(c for c in CAUSES if any(x.section == c for x in self.changes))
+        return sections or (
+            ("search",) if self.changes or any(f.change for f in self.figures) else ()
+        )
 
 
 def compare(a: Strategy, b: Strategy) -> Diff:

@@ -31,7 +31,7 @@ class WeightGroup:
 
 def weight_groups(strategy: Strategy) -> list[WeightGroup]:
     """All parameters in groups, the heaviest first (ties in file order)."""
-    found: dict[tuple, list[str]] = {}
+    names_by_group: dict[tuple, list[str]] = {}
     stages = dict(strategy.mesh_shape).get(STAGE, 1)
     for name, row in strategy.tensors.items():
         if "label" in row:
@@ -42,9 +42,9 @@ def weight_groups(strategy: Strategy) -> list[WeightGroup]:
                 tuple(tuple(a) for a in stored_axes(row)),
                 stages if "stage" in row else 1,
             )
-            found.setdefault(key, []).append(str(row["label"]) or name)
+            names_by_group.setdefault(key, []).append(str(row["label"]) or name)
     groups = []
-    for (label, shape, dims, dealt), names in found.items():
+    for (label, shape, dims, dealt), names in names_by_group.items():
         groups.append(
             WeightGroup(
                 label if len(names) > 1 else names[0],

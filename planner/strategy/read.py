@@ -137,12 +137,12 @@ def mismatch(value: Any, of: Any, where: str = "") -> str:
             return f"{where or 'the file'} is no table"
         hints = _keys(of) if is_typeddict(of) else dict.fromkeys(value, (inner[1], True))
         for key, (kind, needed) in hints.items():
-            at = f"{where}.{key}" if where else str(key)
+            place = f"{where}.{key}" if where else str(key)
             if key not in value:
                 if needed:
-                    return f"{at} is missing"
-            elif found := mismatch(value[key], kind, at):
-                return found
+                    return f"{place} is missing"
+            elif wrong := mismatch(value[key], kind, place):
+                return wrong
         return ""
     if origin is list:
         if not isinstance(value, list | tuple):

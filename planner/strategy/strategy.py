@@ -169,15 +169,15 @@ class Strategy:
                 " strategy was made for another",
                 help=["plan again"],
             )
-        found = tuple(index[n] for n in names)
-        if found and found != tuple(sorted(set(found) - {0})):
+        cuts = tuple(index[n] for n in names)
+        if cuts and cuts != tuple(sorted(set(cuts) - {0})):
             raise PlanError(
                 "P060",
                 f"this strategy cannot be: its pipeline stages begin with {', '.join(names)}, which"
                 " do not follow one another",
                 help=["plan again"],
             )
-        return found
+        return cuts
 
     def layout(self, name: str) -> Layout:
         """Layout of a tensor, or of the first result of a node, by name or id (also by scope suffix

@@ -98,8 +98,8 @@ def _wrong_values(chosen: StepTechniques, mesh: Mapping[str, int]) -> str:
             f"schedule {chosen.schedule or 'none'!r} with mesh {dict(mesh)}: one of"
             f" {', '.join(SCHEDULES)} goes with an axis called stage, none without"
         )
-    found = contradiction(values, {a: (n,) for a, n in mesh.items()})
-    return found.text if found else ""
+    conflict = contradiction(values, {a: (n,) for a, n in mesh.items()})
+    return conflict.text if conflict else ""
 
 
 def _wrong_islands(strategy: Decided, chosen: StepTechniques, mesh: Mapping[str, int]) -> str:

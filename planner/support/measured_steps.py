@@ -83,9 +83,9 @@ def _averages(data: Any) -> Iterator[float]:
     """Step times of an overview in milliseconds: properties of its tables."""
     tables = data if isinstance(data, list) else [data]
     for table in tables:
-        found = table.get("p") if isinstance(table, dict) else None
-        if isinstance(found, dict) and AVERAGE in found:
-            number = _number(str(found[AVERAGE]).removesuffix("ms"))
+        properties = table.get("p") if isinstance(table, dict) else None
+        if isinstance(properties, dict) and AVERAGE in properties:
+            number = _number(str(properties[AVERAGE]).removesuffix("ms"))
             yield 0.0 if number is None else number
 
 
@@ -103,11 +103,11 @@ def _logged(rows: Sequence[Row]) -> list[float]:
     """The first of COLUMNS that there is; a chart's export calls it "RUN - COLUMN"."""
     names = dict.fromkeys(str(name) for row in rows for name in row)
     for column in COLUMNS:
-        found = [n for n in names if n == column or n.endswith(f" - {column}")]
-        if len(found) > 1:
-            raise ValueError(f"it has {len(found)} runs: {', '.join(found[:3])}; export one")
-        if found:
-            return [x for row in rows if (x := _number(row.get(found[0]))) is not None and x > 0]
+        columns = [n for n in names if n == column or n.endswith(f" - {column}")]
+        if len(columns) > 1:
+            raise ValueError(f"it has {len(columns)} runs: {', '.join(columns[:3])}; export one")
+        if columns:
+            return [x for row in rows if (x := _number(row.get(columns[0]))) is not None and x > 0]
     return []
 
 

@@ -55,7 +55,7 @@ class _Shared:
 
     best: Candidate
     base: GraphFacts
-    found: SearchResult
+    result: SearchResult
     island: Request
     seconds: tuple[tuple[float, float], ...]
     """Of each island: of a step beside its microbatches, and of each of them."""
@@ -87,14 +87,14 @@ def searched(
     if best == "islands" and shared is not None:
         others = {**even.baselines, **({EVEN: even.best} if even.best else {})}
         return quiet, replace(
-            shared.found,
+            shared.result,
             best=shared.best,
             base=shared.base,
             baselines=others,
             bound_s=0.0,
             bound_of_all_s=0.0,
             covers=(),
-            tried=even.tried + shared.found.tried,
+            tried=even.tried + shared.result.tried,
             findings=(told, *_better_batch(model, shared)),
         )
     return quiet, replace(even, findings=(*even.findings, told))
@@ -177,23 +177,23 @@ def _step_s(best: Candidate | None) -> float:
 def _island_levels(topology: Topology) -> tuple[int, ...]:
     """How many of the inner levels islands may be made of, the most first: those that every group
     fills whole."""
-    found, size = [], 1
+    levels, size = [], 1
     for k, level in enumerate(topology.levels[:-1]):
         size *= level.size
         if all(n % size == 0 for _, n in topology.groups):
-            found.append(k + 1)
-    return tuple(reversed(found))
+            levels.append(k + 1)
+    return tuple(reversed(levels))
 
 
 def _best_shares(model: Model, request: Request) -> _Shared | None:
     """The best plan in unequal shares that fits, with room where one does."""
-    found = [
+    candidates = [
         shared
         for levels in _island_levels(request.topology)
         for island in _islands_alone(request, levels)
         for shared in _shares_of(model, request, island, _counts(model, request))
     ]
-    best = _best(request, found)
+    best = _best(request, candidates)
     if best is None or "microbatches" in request.pins.techniques:
         return best
     # An island's plan is of the microbatches that are best for it alone: with smaller ones another
@@ -203,14 +203,14 @@ def _best_shares(model: Model, request: Request) -> _Shared | None:
     for micro in counts[max(at - 1, 0) : at + FINER_TRIED + 1]:
         pins = replace(request.pins, techniques={**request.pins.techniques, "microbatches": micro})
         island = replace(best.island, pins=pins)
-        found += _shares_of(model, request, island, (micro,))
-    return _best(request, found)
+        candidates += _shares_of(model, request, island, (micro,))
+    return _best(request, candidates)
 
 
-def _best(request: Request, found: Sequence[_Shared]) -> _Shared | None:
+def _best(request: Request, candidates: Sequence[_Shared]) -> _Shared | None:
     """The fastest that fits with room, else of those that fit."""
     for limit in (request.roomy_bytes, request.limit_bytes):
-        fitting = [s for s in found if s.best.cost.memory.total <= limit]
+        fitting = [s for s in candidates if s.best.cost.memory.total <= limit]
         if fitting:
             return min(fitting, key=lambda s: s.best.cost.step_time_s)
     return None
@@ -236,15 +236,15 @@ def _shares_of(
     of `counts` that are no fewer than it has."""
     places = request.topology.devices // island.topology.devices
     try:
-        found = Search(model, island).run(how_close=False)
+        result = Search(model, island).run(how_close=False)
     except PlanError:
         return
-    if found.best is None:
+    if result.best is None:
         return
-    first = max(found.best.plan.microbatches, places + 1)
+    first = max(result.best.plan.microbatches, places + 1)
     for micro in counts:
         if first <= micro <= FINER * first:
-            shared = _dealt(Search(model, island), request, found, places, micro)
+            shared = _dealt(Search(model, island), request, result, places, micro)
             if shared is not None:
                 yield shared
 
@@ -256,11 +256,11 @@ def _counts(model: Model, request: Request) -> Sequence[int]:
 
 
 def _dealt(
-    search: Search, request: Request, found: SearchResult, places: int, microbatches: int
+    search: Search, request: Request, result: SearchResult, places: int, microbatches: int
 ) -> _Shared | None:
     """The plan of an island's mesh with so many microbatches dealt out over all islands; None where
     its splits are not possible on so small ones."""
-    alone = found.best
+    alone = result.best
     assert alone is not None
     try:
         base = search.base(microbatches)
@@ -295,7 +295,7 @@ def _dealt(
         bound_s=0.0,
         status="feasible",
     )
-    return _Shared(best, base, found, search.request, seconds)
+    return _Shared(best, base, result, search.request, seconds)
 
 
 def _seconds(
@@ -331,7 +331,7 @@ def dealt_out(seconds: Sequence[tuple[float, float]], microbatches: int) -> tupl
 
 def _best_alone(model: Model, request: Request) -> tuple[Request, SearchResult] | None:
     """The fastest plan of one kind of device, the others left out, and its request."""
-    topology, found = request.topology, []
+    topology, plans = request.topology, []
     for device, _ in topology.groups:
         n = sum(k for d, k in topology.groups if d.source == device.source)
         try:
@@ -342,8 +342,8 @@ def _best_alone(model: Model, request: Request) -> tuple[Request, SearchResult] 
         except PlanError:
             continue
         if result.best is not None:
-            found.append((one, result))
-    return min(found, key=lambda x: _step_s(x[1].best), default=None)
+            plans.append((one, result))
+    return min(plans, key=lambda x: _step_s(x[1].best), default=None)
 
 
 def _only(topology: Topology, device: str, devices: int) -> Topology:

@@ -136,8 +136,8 @@ def choice_groups(graph: Graph, i: int) -> tuple[int, int]:
     key = "choice groups", i
     if key not in graph.memo:
         graph.memo[key] = _choice_groups(graph, i)
-    found: tuple[int, int] = graph.memo[key]
-    return found
+    known: tuple[int, int] = graph.memo[key]
+    return known
 
 
 def _choice_groups(graph: Graph, i: int) -> tuple[int, int]:

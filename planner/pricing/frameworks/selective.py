@@ -53,15 +53,15 @@ def runs_again(base: GraphFacts, recompute: str, pricer: Pricer) -> frozenset[in
             if not operator_of(nodes[i].op).free
             and (recompute == BLOCK or made_again(base, i, pricer.runtime))
         )
-    found: frozenset[int] = memo[key]
-    return found
+    known: frozenset[int] = memo[key]
+    return known
 
 
 def modules(graph: Graph) -> tuple[str, ...]:
     """The modules of a model that are made again one by one; none of a model of dense layers
     without latents, whose norms are fused into the products that read them."""
-    found = _modules(graph)
-    return tuple(m for m in (NORMS, LATENTS, ROUTED, DENSE, SHARED) if found.get(m))
+    nodes_of = _modules(graph)
+    return tuple(m for m in (NORMS, LATENTS, ROUTED, DENSE, SHARED) if nodes_of.get(m))
 
 
 def _of_modules(graph: Graph) -> frozenset[int]:
@@ -92,25 +92,25 @@ def _by_operator(base: GraphFacts) -> frozenset[int]:
 def _modules(graph: Graph) -> dict[str, frozenset[int]]:
     """Module -> its nodes, where there are some; {} of a dense model without latents."""
     if "modules" not in graph.memo:
-        graph.memo["modules"] = _found_modules(graph)
-    found: dict[str, frozenset[int]] = graph.memo["modules"]
-    return found
+        graph.memo["modules"] = _nodes_of_modules(graph)
+    known: dict[str, frozenset[int]] = graph.memo["modules"]
+    return known
 
 
-def _found_modules(graph: Graph) -> dict[str, frozenset[int]]:
+def _nodes_of_modules(graph: Graph) -> dict[str, frozenset[int]]:
     every = range(len(graph.nodes))
     latents = frozenset(i for i in every if _widens_latent(graph, i))
     routed = frozenset(i for i in every if graph.nodes[i].op == ROUTED_EXPERTS)
     if not latents and not routed:
         return {}
-    found = {NORMS: frozenset(i for i in every if role(graph, i) == "norm")}
-    found |= {LATENTS: latents, ROUTED: routed, DENSE: frozenset(), SHARED: frozenset()}
+    nodes_of = {NORMS: frozenset(i for i in every if role(graph, i) == "norm")}
+    nodes_of |= {LATENTS: latents, ROUTED: routed, DENSE: frozenset(), SHARED: frozenset()}
     sent = {_source(graph, graph.nodes[i].inputs[0]) for i in routed}
     for i in every if routed else ():
         if nodes := _dense_layer(graph, i):
             read = {_source(graph, graph.nodes[j].inputs[0]) for j in nodes if j != i}
-            found[SHARED if read & sent else DENSE] |= nodes
-    return found
+            nodes_of[SHARED if read & sent else DENSE] |= nodes
+    return nodes_of
 
 
 def _dense_layer(graph: Graph, i: int) -> frozenset[int]:

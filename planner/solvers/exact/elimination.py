@@ -57,9 +57,9 @@ def order_of(
     """
     best: tuple[list[int], list[tuple[int, ...]], float] | None = None
     for own in OWN:
-        found = _greedy(sizes, list(map(set, adjacent)), limit, own)
-        if found is not None and (best is None or found[2] < best[2]):
-            best = found
+        order = _greedy(sizes, list(map(set, adjacent)), limit, own)
+        if order is not None and (best is None or order[2] < best[2]):
+            best = order
     return best
 
 
@@ -254,14 +254,14 @@ class Tree:
         """The variables that were split, and those whose tables take what these send; their
         kinds."""
         inside: set[int] = set()
-        found: list[Group] = []
+        groups: list[Group] = []
         kinds = []
         for (v, steps), kind in zip(self.groups, self.kinds, strict=True):
             if len(steps) > 1 or any(c in inside for c, _ in steps[0].children):
                 inside.update(step.bucket for step in steps)
-                found.append((v, steps))
+                groups.append((v, steps))
                 kinds.append(kind)
-        return found, kinds
+        return groups, kinds
 
     def with_pairs(self, pairs: dict[tuple[int, int], np.ndarray]) -> Tree:
         """The same elimination with other tables of the same pairs."""

@@ -69,7 +69,7 @@ def steps_of(
     looked at."""
     size = [b - a for a, b in zip(offset, offset[1:], strict=False)]
     children: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in scope]
-    found: list[Group] = []
+    groups_of_steps: list[Group] = []
     for v, buckets in groups:
         steps = []
         for b in buckets:
@@ -94,8 +94,8 @@ def steps_of(
                     away,
                 )
             )
-        found.append((v, tuple(steps)))
-    return found
+        groups_of_steps.append((v, tuple(steps)))
+    return groups_of_steps
 
 
 def alike(groups: Sequence[Group], base: Sequence[Sequence[np.ndarray]]) -> list[int | None]:
@@ -104,7 +104,7 @@ def alike(groups: Sequence[Group], base: Sequence[Sequence[np.ndarray]]) -> list
     number: dict[tuple[object, ...], int] = {}
     content: dict[tuple[object, ...], int] = {}
     of_bucket: dict[int, tuple[int, int]] = {}
-    found = []
+    kinds = []
     for _, steps in groups:
         key = []
         for bucket, own, children, in_place, _, _ in steps:
@@ -116,9 +116,9 @@ def alike(groups: Sequence[Group], base: Sequence[Sequence[np.ndarray]]) -> list
             key.append((pairs, sent, own and own[2], in_place))
         kind = number.setdefault(tuple(key), len(number))
         of_bucket.update((step.bucket, (kind, k)) for k, step in enumerate(steps))
-        found.append(kind)
-    count = Counter(found)
-    return [kind if count[kind] > 1 else None for kind in found]
+        kinds.append(kind)
+    count = Counter(kinds)
+    return [kind if count[kind] > 1 else None for kind in kinds]
 
 
 def _in_place(
