@@ -133,15 +133,15 @@ def _compiled(lowered: Any, priced: Strategy, looped: bool) -> dict[str, Any]:
     found = [site for site in kernels(module) if site.heaviest]
     sites = [site for site in found if not looped or site.computation != module.entry]
     copied = [
-        min(site.found.moved_bytes, sum(main_bytes(site.found.instruction)))
+        min(site.selected.moved_bytes, sum(main_bytes(site.selected.instruction)))
         for site in sites
-        if not site.found.flops
+        if not site.selected.flops
     ]
     return {
-        "moved_bytes": sum(site.count * site.found.moved_bytes for site in sites),
-        "once_bytes": sum(s.count * s.found.moved_bytes for s in found if s not in sites),
+        "moved_bytes": sum(site.count * site.selected.moved_bytes for site in sites),
+        "once_bytes": sum(s.count * s.selected.moved_bytes for s in found if s not in sites),
         "copied_bytes": max(copied, default=0),
-        "roofline_s": sum(site.count * kernel_s(site.found, device) for site in sites),
+        "roofline_s": sum(site.count * kernel_s(site.selected, device) for site in sites),
         "priced_s": float(priced.costs["compute_time_s"]),
         "compile_s": seconds,
         "compile_cpu_s": cpu,

@@ -99,8 +99,8 @@ def row(case: Case, target: Target, device: Device) -> str:
     cells = [case.name, str(case.chunk)]
     for done, trained in zip(compiled(case, target), (False, True), strict=True):
         sites = [site for site in kernels(parse(done.as_text())) if site.heaviest]
-        roofline_s = sum(s.count * kernel_s(s.found, device) for s in sites)
-        flops = sum(s.count * s.found.flops for s in sites)
+        roofline_s = sum(s.count * kernel_s(s.selected, device) for s in sites)
+        flops = sum(s.count * s.selected.flops for s in sites)
         temporary = done.memory_analysis().temp_size_in_bytes
         priced_s = once_s * (1 + sizes.form.backward * trained)
         room = workspace_bytes(sizes, ITEMSIZE, trained)

@@ -287,9 +287,9 @@ def parts_of(
     of, roofline = dict[str, str](), dict[str, float]()
     for site in kernels(parse(text)):
         if site.heaviest:
-            part = parts.of(site.found, origins)
-            of[site.found.instruction.name] = part
-            seconds = site.count * kernel_s(site.found, device)
+            part = parts.of(site.selected, origins)
+            of[site.selected.instruction.name] = part
+            seconds = site.count * kernel_s(site.selected, device)
             roofline[together(part)] = roofline.get(together(part), 0.0) + seconds
     measured = by_part(of, told["kernels"])
     return {

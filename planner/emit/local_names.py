@@ -238,13 +238,13 @@ class _Scope:
     def _docstring(self, own: Mapping[str, str]) -> Iterator[tuple[int, int, str, str]]:
         first = self.function.body[0]
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-            for found in GENERATED.finditer(str(first.value.value)):
-                if found[0] in own and first.lineno == first.end_lineno:
+            for match in GENERATED.finditer(str(first.value.value)):
+                if match[0] in own and first.lineno == first.end_lineno:
                     yield (
                         first.lineno,
-                        first.col_offset + 3 + found.start(),
-                        found[0],
-                        own[found[0]],
+                        first.col_offset + 3 + match.start(),
+                        match[0],
+                        own[match[0]],
                     )
 
 
@@ -284,10 +284,10 @@ def _stores(statement: ast.stmt) -> list[str]:
     """Variables that a statement assigns, in the order of the text; of a function its name."""
     if isinstance(statement, ast.FunctionDef):
         return [statement.name]
-    found = [
+    names = [
         n for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
     ]
-    return [n.id for n in sorted(found, key=lambda n: (n.lineno, n.col_offset))]
+    return [n.id for n in sorted(names, key=lambda n: (n.lineno, n.col_offset))]
 
 
 def _held(statement: ast.stmt) -> set[str]:

@@ -83,8 +83,8 @@ def above(model_folder: str) -> str:
 
 def is_as_emitted(text: str) -> bool:
     """Whether nobody has changed a model.py since it was written."""
-    found = DIGEST.search(text)
-    return found is not None and f" {_digest(text)}." in found[0]
+    match = DIGEST.search(text)
+    return match is not None and f" {_digest(text)}." in match[0]
 
 
 def _digest(text: str) -> str:

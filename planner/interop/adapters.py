@@ -16,20 +16,20 @@ def notes_of(keys: Keys) -> list[str]:
     """What to say where a file trains adapters."""
     entries = [entry for name in keys.names() for entry in keys.entries(name)]
     sections = {where.partition(".")[0] for where, v in entries if v not in (None, False, "none")}
-    found = [
+    adapter_keys = [
         f"{name}: {word}"
         for name in ("finetuning_type", "peft_scheme")
         if (word := keys.word("", name)) in ADAPTED
     ]
     if "enable_lora" not in keys:
-        found += [s for s in SECTIONS if s in sections]
+        adapter_keys += [s for s in SECTIONS if s in sections]
     elif keys.flag(False, "enable_lora"):
-        found.append("enable_lora")
-    found += ["use_peft"] if keys.word("false", "use_peft") == "true" else []
+        adapter_keys.append("enable_lora")
+    adapter_keys += ["use_peft"] if keys.word("false", "use_peft") == "true" else []
     ranks = [rank for name in RANKS if (rank := keys.get(name)) is not None]
-    if not found:
+    if not adapter_keys:
         return []
     return [
-        f"adapters ({found[0]}) are left out, and all parameters priced as trained:"
+        f"adapters ({adapter_keys[0]}) are left out, and all parameters priced as trained:"
         f" --lora rank={(*ranks, 'N')[0]},targets=GLOB prices adapters"
     ]

@@ -92,13 +92,13 @@ def read_script(text: str, path: Path, given: Mapping[str, str]) -> ReadScript:
             help=["a plain list of arguments in FILE.args"],
         ) from e
     notes = list(script.notes)
-    found = [(len(table_of(c.words, [])), c) for c in script.commands if _starts(c)]
+    commands = [(len(table_of(c.words, [])), c) for c in script.commands if _starts(c)]
     loose = tuple(w for c in script.commands if c.words[0].startswith("--") for w in c.words)
-    if not found and loose:  # a list of arguments, in lines
-        found = [(len(table_of(loose, [])), Command(1, loose))]
-    most = max((n for n, _ in found), default=0)
+    if not commands and loose:  # a list of arguments, in lines
+        commands = [(len(table_of(loose, [])), Command(1, loose))]
+    most = max((n for n, _ in commands), default=0)
     if most:
-        several = [c for n, c in found if n == most]
+        several = [c for n, c in commands if n == most]
         chosen = several[-1]
         if len({c.words for c in several}) > 1:
             notes.append(f"several commands: the one in line {chosen.line} is read")

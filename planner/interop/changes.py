@@ -118,10 +118,10 @@ def _wanted(now: Settings, of: Rewrite) -> Settings:
 def _apart(keys: Keys, of: Rewrite, wanted: Settings) -> int:
     """In how many settings a file with these keys differs from what is wanted."""
     try:
-        found = of.read(keys)
+        settings = of.read(keys)
     except PlanError:
         return UNREADABLE
-    return sum(getattr(found, f.name) != getattr(wanted, f.name) for f in fields(Settings))
+    return sum(getattr(settings, f.name) != getattr(wanted, f.name) for f in fields(Settings))
 
 
 def _settings_of(text: str) -> list[str]:

@@ -40,7 +40,7 @@ def read_keys(
     if None in pairs:
         wrong = overrides[pairs.index(None)]
         raise PlanError("P191", f"{wrong!r} is no key=value", help=[f"plan import {file} key=4"])
-    given = {found[1]: found[2] for found in pairs if found}
+    given = {match[1]: match[2] for match in pairs if match}
     said = _Said()
     if file.suffix == ".py":
         table, said.notes = PythonFile(text_of(file), file).choose(function, fits)

@@ -39,7 +39,7 @@ class Claim:
 
 def claims_of(keys: Keys, names: Mapping[str, Sequence[str]]) -> tuple[Claim, ...]:
     """The sizes that keys say. names: size -> the keys that say it. Raises PlanError P191."""
-    found = []
+    claims = []
     for size, spellings in names.items():
         key = next((k for k in spellings if k in keys), "")
         if any(
@@ -48,8 +48,8 @@ def claims_of(keys: Keys, names: Mapping[str, Sequence[str]]) -> tuple[Claim, ..
             continue  # nobody knows here: nothing is held against it
         value = keys.whole(0, *spellings, least=-1) if key else 0
         if value > 0:  # others stand for the model's own
-            found.append(Claim(key, size, value, value))
-    return tuple(found)
+            claims.append(Claim(key, size, value, value))
+    return tuple(claims)
 
 
 def sizes_of(graph: Graph) -> dict[str, tuple[int, ...]]:
@@ -82,7 +82,7 @@ def sizes_of(graph: Graph) -> dict[str, tuple[int, ...]]:
         for kind, n in kinds
         if kind == "experts"
     ]
-    found = {
+    values_of = {
         LAYERS: [] if mixed else [len(attention)],
         HIDDEN: [*(shape[1] for shape in tables), *scales] if tables else [],
         HEADS: [tensors[n.inputs[0]].shape[1] for n in attention],
@@ -91,7 +91,7 @@ def sizes_of(graph: Graph) -> dict[str, tuple[int, ...]]:
         VOCABULARY: [max(shape[0] for shape in tables)] if tables else [],
         EXPERTS: stacks,
     }
-    return {size: tuple(dict.fromkeys(values)) for size, values in found.items() if values}
+    return {size: tuple(dict.fromkeys(values)) for size, values in values_of.items() if values}
 
 
 def hold(claims: Sequence[Claim], graph: Graph, path: str) -> None:

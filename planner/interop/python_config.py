@@ -103,8 +103,10 @@ class PythonFile:
         tables = {n: v for n, v in outside.items() if isinstance(v, dict) and fits(v)}
         lists = [n for n, v in tables.items() if any(x in tables.values() for x in v.values())]
         own = [n for n in tables if n not in lists] if len(tables) > 1 else [""]
-        found = {name: self.table(name) for name in (*own, *self.functions) if name[:1] != "_"}
-        fitting = {name: made for name, made in found.items() if fits(made[0])}
+        tables_by_name = {
+            name: self.table(name) for name in (*own, *self.functions) if name[:1] != "_"
+        }
+        fitting = {name: made for name, made in tables_by_name.items() if fits(made[0])}
         if len(fitting) > 1:
             names = [n for n in fitting if n]
             raise PlanError(
@@ -256,8 +258,8 @@ class _Run:
         if isinstance(e, ast.Constant):
             return e.value if isinstance(e.value, int | float | str | None) else UNKNOWN
         if isinstance(e, ast.Name):
-            found = names[e.id] if e.id in names else self._constant(e.id)
-            return names.setdefault(e.id, {}) if found is UNKNOWN and make else found
+            value = names[e.id] if e.id in names else self._constant(e.id)
+            return names.setdefault(e.id, {}) if value is UNKNOWN and make else value
         if isinstance(e, ast.Attribute):
             holder = self.value(e.value, names, make)
             if not isinstance(holder, dict):

@@ -59,11 +59,11 @@ def module_of(text: str, path: Path) -> Module:
     for n in ast.walk(tree):
         if isinstance(n, ast.ImportFrom):
             for a in n.names:
-                found = Import(n.module or "", n.level, a.name)
+                imported = Import(n.module or "", n.level, a.name)
                 if a.name == "*":
-                    everything.append(found)
+                    everything.append(imported)
                 else:
-                    imports[a.asname or a.name] = found
+                    imports[a.asname or a.name] = imported
     constants: dict[str, list[ast.stmt]] = {}
     for s in tree.body:
         targets = s.targets if isinstance(s, ast.Assign) else [getattr(s, "target", None)]
@@ -96,10 +96,10 @@ class Modules:
             of = module.imports[held]
             there = self._found(module.path, Import(f"{of.module}.{of.name}", of.level, last))
             return (there, last) if there is not None and last in there.functions else None
-        found = module.imports.get(name)
-        if depth > HIGHEST or (found is None and not module.everything):
+        imported = module.imports.get(name)
+        if depth > HIGHEST or (imported is None and not module.everything):
             return None
-        for where in [found] if found is not None else module.everything:
+        for where in [imported] if imported is not None else module.everything:
             there = self._found(module.path, where)
             called = name if where.name == "*" else where.name
             if there is None:

@@ -161,10 +161,10 @@ class Script:
 
     def _named(self, text: str) -> list[str]:
         """`TP`, `TP:-4`, `ARGS[@]`, `#ARGS[@]`: other operations on a value are unknown."""
-        found = _OPERATION.fullmatch(text)
-        if found is None:
+        match = _OPERATION.fullmatch(text)
+        if match is None:
             return [f"{MARK}{text[:40]}{END}"]
-        name, index, operation, default, other = found.groups()
+        name, index, operation, default, other = match.groups()
         self.names.add(name)
         value = self.values.get(name)
         empty = value is None or not any(value)
@@ -417,14 +417,14 @@ class _Reader:
             self.script.set(name.rstrip("+="), items, name.endswith("+="), True)
             return True
         head = token.word[0] if token.word else None
-        found = (
+        match = (
             ASSIGNED.match(head.text) if head and head.kind == "text" and not head.quoted else None
         )
-        if head is None or found is None:
+        if head is None or match is None:
             return False
-        value = (Piece("text", head.text[found.end() :]), *token.word[1:])
+        value = (Piece("text", head.text[match.end() :]), *token.word[1:])
         self.script.set(
-            found[0].rstrip("+="), [self.script.joined(value)], found[0].endswith("+="), False
+            match[0].rstrip("+="), [self.script.joined(value)], match[0].endswith("+="), False
         )
         return True
 

@@ -147,10 +147,10 @@ def _resolved(
     if not isinstance(value, str) or "${" not in value:
         return value
     for _ in range(MOST_STEPS):
-        found = _named(value, top, inside) if isinstance(value, str) else value
-        if found == value or found is None:
+        resolved = _named(value, top, inside) if isinstance(value, str) else value
+        if resolved == value or resolved is None:
             break
-        value = found
+        value = resolved
     return value
 
 
@@ -170,9 +170,9 @@ def _named(text: str, top: Mapping[str, Any], inside: tuple[Mapping[str, Any], .
     if whole is not None:
         return value_of(whole[1], whole[2])
 
-    def said(found: re.Match[str]) -> str:
-        value = value_of(found[1], found[2])
-        return found[0] if value is None else str(value)
+    def said(match: re.Match[str]) -> str:
+        value = value_of(match[1], match[2])
+        return match[0] if value is None else str(value)
 
     replaced = NAMED.sub(said, text) if len(text) < 4096 else text
     computed = COMPUTED.fullmatch(replaced)

@@ -109,13 +109,13 @@ def tune(
     base = search.base(1)
     assert base is not None
     facts = facts_of(model.name, request.topology, base)
-    found = [] if result.best is None else [result.best]
+    candidates = [] if result.best is None else [result.best]
     limit = _limit(request, result.best)
     with suppress(KeyboardInterrupt):
         if not result.stopped:
-            found = _of_meshes(search, found, limit)
+            candidates = _of_meshes(search, candidates, limit)
     said = _Said(model, plain, space.name, _written(given, space.name), facts)
-    best = _best(said, found, limit) or _best(said, found, request.limit_bytes)
+    best = _best(said, candidates, limit) or _best(said, candidates, request.limit_bytes)
     front = best[:1]
     with suppress(KeyboardInterrupt):
         if not result.stopped and best:
@@ -173,9 +173,11 @@ def _degrees(mesh: Mesh) -> dict[str, int]:
     return {role_named(a) or a: n for a, n in mesh.shape}
 
 
-def _of_meshes(search: Search, found: Sequence[Candidate], limit_bytes: int) -> list[Candidate]:
-    """The best plan within so many bytes of each of the best meshes, `found` among them."""
-    best = {tuple(_degrees(c.mesh).items()): c for c in found}
+def _of_meshes(
+    search: Search, candidates: Sequence[Candidate], limit_bytes: int
+) -> list[Candidate]:
+    """The best plan within so many bytes of each of the best meshes, `candidates` among them."""
+    best = {tuple(_degrees(c.mesh).items()): c for c in candidates}
     for mesh in search.offered.meshes():
         degrees = tuple(_degrees(mesh).items())
         ranked = sorted(search.value(c) for c in best.values())
@@ -237,11 +239,11 @@ def _limit(request: Request, best: Candidate | None) -> int:
     return request.roomy_bytes if roomy else request.limit_bytes
 
 
-def _best(said: _Said, found: Sequence[Candidate], limit_bytes: int) -> tuple[Choice, ...]:
+def _best(said: _Said, candidates: Sequence[Candidate], limit_bytes: int) -> tuple[Choice, ...]:
     """The fastest within so many bytes that differ in mesh, recompute or ZeRO stage."""
     choices: list[Choice] = []
     seen: set[tuple[object, ...]] = set()
-    for c in sorted(found, key=lambda c: c.key(said.request)):
+    for c in sorted(candidates, key=lambda c: c.key(said.request)):
         kind = tuple(_degrees(c.mesh).items()), c.plan.recompute, c.plan.zero_stage
         choice = None if kind in seen else said(c, limit_bytes)
         seen.add(kind)

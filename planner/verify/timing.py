@@ -129,21 +129,21 @@ class Parts:
         if kernel.attention:
             return ATTENTION
         own = origins.name(kernel.instruction.attributes)
-        each = [(i, origins.name(i.attributes)) for i in kernel.inside]
+        inside = [(i, origins.name(i.attributes)) for i in kernel.inside]
         products = [
             self.of_name[name]
-            for i, name in each
+            for i, name in inside
             if i.opcode in ("dot", "convolution", "custom-call") and name in self.of_name
         ]
         if products or own in self.of_name:
             return products[0] if products else self.of_name[own]
-        names = [name for _, name in each if name]
+        names = [name for _, name in inside if name]
         if own == UPDATE or UPDATE in names:
             return OPTIMIZER
-        found = {self.of_name[name] for name in names if name in self.of_name}
-        if not found or _replaces_a_part(kernel):
+        parts = {self.of_name[name] for name in names if name in self.of_name}
+        if not parts or _replaces_a_part(kernel):
             return COPIES
-        return next(part for part in _FIRST if part in found)
+        return next(part for part in _FIRST if part in parts)
 
 
 def _replaces_a_part(kernel: Kernel) -> bool:
@@ -189,14 +189,14 @@ def clock(
     module, parts = parse(compiled.text), Parts(graph, runs)
     origins = Origins.of(compiled.text, source)
     sites = kernels(module)
-    found = [site for site in sites if site.heaviest]
-    served = [parts.of(site.found, origins) for site in found]
+    heaviest = [site for site in sites if site.heaviest]
+    served = [parts.of(site.selected, origins) for site in heaviest]
     priced = priced_parts(strategy, parts, plan)
     rows = tuple(
         _part(
             part,
             priced[part],
-            [site for site, own in zip(found, served, strict=True) if own == part],
+            [site for site, own in zip(heaviest, served, strict=True) if own == part],
             device,
         )
         for part in PARTS
@@ -205,7 +205,7 @@ def clock(
         c for c in collectives(compiled.text, plan.mesh, merge_ar_slice=not exact) if c.heaviest
     ]
     seconds = {
-        (site.computation, site.found.instruction.name): kernel_s(site.found, device)
+        (site.computation, site.selected.instruction.name): kernel_s(site.selected, device)
         for site in sites
     }
     waits = _waits(module, sent, {c: _links_s(c, plan, pricer) for c in sent}, seconds)
@@ -218,9 +218,9 @@ def clock(
         ),
         peak_bytes=compiled.peak_bytes,
         limit_bytes=int(strategy.costs["memory_limit_bytes"]),
-        unfused=_unfused(strategy, parts, found, origins) if as_priced else (),
+        unfused=_unfused(strategy, parts, heaviest, origins) if as_priced else (),
         judged=as_priced and device.name == pricer.topology.device.name,
-        notes=_notes(found, sent, plan, as_priced),
+        notes=_notes(heaviest, sent, plan, as_priced),
     )
 
 
@@ -257,10 +257,10 @@ def _part(
     return TimePart(
         part=part,
         priced_s=priced_s,
-        compiled_s=sum(s.count * kernel_s(s.found, device) for s in listed),
+        compiled_s=sum(s.count * kernel_s(s.selected, device) for s in listed),
         kernels=sum(s.count for s in listed),
-        moved_bytes=sum(s.count * s.found.moved_bytes for s in listed),
-        flops=sum(s.count * s.found.flops for s in listed),
+        moved_bytes=sum(s.count * s.selected.moved_bytes for s in listed),
+        flops=sum(s.count * s.selected.flops for s in listed),
     )
 
 
@@ -315,14 +315,13 @@ def _links_s(collective: Collective, plan: Plan, pricer: Pricer) -> float:
 
 
 def _unfused(
-    strategy: Strategy, parts: Parts, found: Iterable[Site[Kernel]], origins: Origins
+    strategy: Strategy, parts: Parts, sites: Sequence[Site[Kernel]], origins: Origins
 ) -> tuple[str, ...]:
     """Attention and experts that were priced with a kernel of their own and have none in the
     program, by the operator that each such kernel came from; kernels whose operator cannot be told
     serve any."""
-    sites = list(found)
     served, experts = (
-        {origins.name(s.found.instruction.attributes) for s in sites if take(s.found)}
+        {origins.name(s.selected.instruction.attributes) for s in sites if take(s.selected)}
         for take in (lambda kernel: kernel.attention, lambda kernel: kernel.experts)
     )
     lost = tuple(
@@ -344,9 +343,9 @@ def _unfused(
 
 
 def _notes(
-    found: Iterable[Site[Kernel]], sent: Iterable[Collective], plan: Plan, as_priced: bool
+    sites: Iterable[Site[Kernel]], sent: Iterable[Collective], plan: Plan, as_priced: bool
 ) -> tuple[str, ...]:
-    unknown = {s.unknown_loop for s in found} | {c.unknown_loop for c in sent}
+    unknown = {s.unknown_loop for s in sites} | {c.unknown_loop for c in sent}
     notes = []
     if unknown - {""}:
         notes.append(

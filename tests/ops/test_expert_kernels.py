@@ -299,7 +299,7 @@ ENTRY %main (e: s32[6], f: s32[3], x: bf16[768,256], w: bf16[2,256,384], g: bf16
 def test_compiled_kernels_are_counted_as_rows_of_a_balanced_router() -> None:
     """600 rows as blocks hold them; time follows the 500 that there are."""
     assert dot_flops(TEXT) == 2 * (2 * 600 * 256 * 384)
-    rows, sums = (site.found for site in kernels(parse(TEXT)))
+    rows, sums = (site.selected for site in kernels(parse(TEXT)))
     assert rows.flops == int(TILES[TRITON, "rows"].rows_flops(500, 2, 256, 384))
     assert sums.flops == int(TILES[TRITON, "weights"].weights_flops(500, 2, 256, 384))
     assert rows.moved_bytes == 4 * 6 + 2 * (768 * 256 + 2 * 256 * 384 + 768 * 384)
@@ -324,7 +324,7 @@ def test_compiled_kernels_of_tpus_are_counted_with_what_they_read_again() -> Non
     """Two tiles of columns read rows twice; of a gradient's two by two each operand is read
     twice."""
     assert dot_flops(TPU_TEXT) == 2 * (2 * 600 * 256 * 512)
-    rows, sums = (site.found for site in kernels(parse(TPU_TEXT)))
+    rows, sums = (site.selected for site in kernels(parse(TPU_TEXT)))
     tile = replace(TILES[MOSAIC, "rows"], columns=256)
     assert rows.flops == int(tile.rows_flops(500, 2, 256, 512))
     once = 4 * 5 + 2 * (1280 * 256 + 2 * 256 * 512 + 1280 * 512)

@@ -83,7 +83,7 @@ def test_the_clock_lets_a_gradient_of_a_filter_cut_its_sums() -> None:
     """cuDNN's kernel adds up 100,352 places for 128 x 1,152 results; uncut, nine tiles would take
     ten times as long."""
     (site,) = kernels(parse(FILTER))
-    device, kernel = pricer().device, site.found
+    device, kernel = pricer().device, site.selected
     extents = (1152, 128, 100352, 1)
     assert kernel.convolution and kernel.extents == extents
     product = Product(*(np.array([x]) for x in extents), convolution=True)

@@ -23,7 +23,7 @@ SAMPLES = Path(__file__).parents[1] / "compiled"
 def found(text: str) -> dict[str, tuple[int, int, int]]:
     """Kernel -> (runs, bytes of one, FLOPs of one)."""
     return {
-        s.found.instruction.name: (s.count, s.found.moved_bytes, s.found.flops)
+        s.selected.instruction.name: (s.count, s.selected.moved_bytes, s.selected.flops)
         for s in kernels(parse(text))
         if s.heaviest
     }
@@ -194,7 +194,7 @@ def test_loops_multiply(trips: tuple[int, ...]) -> None:
 
 def attention(name: str) -> list[Kernel]:
     sites: tuple[Site[Kernel], ...] = kernels(parse((SAMPLES / f"{name}.txt").read_text()))
-    return [s.found for s in sites if s.found.attention]
+    return [s.selected for s in sites if s.selected.attention]
 
 
 def test_fused_attention_does_what_a_causal_mask_leaves() -> None:
@@ -231,7 +231,7 @@ def test_splash_without_positions_meets_every_key() -> None:
     assert changed == 3
     one = 2 * 2 * 4 * 256 * 256 * 64
     sites: tuple[Site[Kernel], ...] = kernels(parse(text))
-    assert [s.found.attention for s in sites if s.found.attention] == [
+    assert [s.selected.attention for s in sites if s.selected.attention] == [
         FusedAttention("splash", AttentionPass(False, 64), 2 * one, 2 * one),
         FusedAttention("splash", AttentionPass(True, 64), 2 * one, 3 * one),
         FusedAttention("splash", AttentionPass(True, 64), 3 * one, 4 * one),

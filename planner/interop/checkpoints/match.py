@@ -138,12 +138,12 @@ def _gaps(matches: Sequence[Match], shards: Shards) -> list[str]:
         for take in m.takes:
             if any(f".{word}." in take.source for word in ("qkv_proj", "c_attn", "Wqkv")):
                 read.setdefault(take.source, []).append(take)
-    found = []
+    gaps = []
     for source, takes in read.items():
         rows, whole = sum(take.size for take in takes), shards.tensors[source].shape[takes[0].axis]
         if len(takes) == 3 and rows != whole:
-            found.append(f"queries, keys and values have {rows} rows, {source} {whole}")
-    return found
+            gaps.append(f"queries, keys and values have {rows} rows, {source} {whole}")
+    return gaps
 
 
 def _fitted(

@@ -305,17 +305,17 @@ FORMS = {
 
 def claims(keys: Keys) -> tuple[Claim, ...]:
     """The sizes of the model that a file says. Raises PlanError P191."""
-    found = claims_of(keys, SIZES)
+    claims = claims_of(keys, SIZES)
     if keys.flag(False, "group_query_attention"):
-        found += claims_of(keys, {GROUPS: ("num_query_groups",)})
-    found += claims_of(keys, {INNER: ("moe_ffn_hidden_size",)})
-    found += claims_of(keys, {VOCABULARY: ("padded_vocab_size",)})
+        claims += claims_of(keys, {GROUPS: ("num_query_groups",)})
+    claims += claims_of(keys, {INNER: ("moe_ffn_hidden_size",)})
+    claims += claims_of(keys, {VOCABULARY: ("padded_vocab_size",)})
     if not _counts_words(keys):
-        return found
+        return claims
     vocabulary = claims_of(keys, {VOCABULARY: ("vocab_size",)})
     tensor = keys.whole(1, "tensor_model_parallel_size")
     multiple = keys.whole(PADDED, "make_vocab_size_divisible_by") * tensor
-    return found + tuple(
+    return claims + tuple(
         Claim(c.key, c.size, c.value, -(-c.value // multiple) * multiple) for c in vocabulary
     )
 
@@ -483,7 +483,7 @@ def _counts(layout: object) -> tuple[int, ...]:
 def _unrolled(layout: str) -> str:
     """A layout without repetitions: chunks parted by "|"."""
     for repeated in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
-        layout = re.sub(repeated, lambda found: found[1] * int(found[2]), layout)
+        layout = re.sub(repeated, lambda match: match[1] * int(match[2]), layout)
     return layout
 
 

@@ -108,35 +108,35 @@ def read_assignment(text: str, lives: str = "") -> Assignment:
     temporary, on_chip, donated = list[_Placed](), list[_Placed](), list[_Placed]()
     arena, given, results, into, number = 0, 0, 0, temporary, 0
     for line in text.splitlines():
-        if found := _ALLOCATION.match(line):
-            number, size, rest = int(found.group(1)), int(found.group(2)), found.group(5)
-            wanted = found.group(4) is None and "preallocated-temp" in rest
-            if found.group(4) is not None:
-                parameters[int(found.group(4))] = size
-            if wanted and not int(found.group(3) or 0):
+        if match := _ALLOCATION.match(line):
+            number, size, rest = int(match.group(1)), int(match.group(2)), match.group(5)
+            wanted = match.group(4) is None and "preallocated-temp" in rest
+            if match.group(4) is not None:
+                parameters[int(match.group(4))] = size
+            if wanted and not int(match.group(3) or 0):
                 arena += size
             elif "maybe-live-out" in rest or "output shape is" in rest:
                 given, results = (
                     (given + size, results)
-                    if found.group(4) is not None
+                    if match.group(4) is not None
                     else (given, results + size)
                 )
-            into = donated if found.group(4) is not None else temporary if wanted else []
-        elif found := _VALUE.match(line):
-            first, last = life.get((found.group(1), found.group(2) or "{}"), (-1, -1))
+            into = donated if match.group(4) is not None else temporary if wanted else []
+        elif match := _VALUE.match(line):
+            first, last = life.get((match.group(1), match.group(2) or "{}"), (-1, -1))
             held = Held(
-                found.group(1),
-                found.group(5).split("{")[0].lstrip("("),
-                int(found.group(3)),
+                match.group(1),
+                match.group(5).split("{")[0].lstrip("("),
+                int(match.group(3)),
                 first,
                 last,
             )
-            space = _SPACE.search(found.group(5))
+            space = _SPACE.search(match.group(5))
             if space and into is temporary:
                 if int(space.group(1)) == 1:
-                    on_chip.append(_Placed(held, number, int(found.group(4))))
+                    on_chip.append(_Placed(held, number, int(match.group(4))))
             elif not space:
-                into.append(_Placed(held, number, int(found.group(4))))
+                into.append(_Placed(held, number, int(match.group(4))))
     return Assignment(
         temporaries=_apart(temporary),
         parameters=parameters,
@@ -153,10 +153,10 @@ def _lives(text: str) -> tuple[tuple[str, ...], dict[tuple[str, str], tuple[int,
     steps: dict[int, str] = {}
     life = {}
     for line in text.splitlines():
-        if found := _STEP.match(line):
-            steps[int(found.group(1))] = found.group(2)
-        elif found := _LIFE.match(line):
-            life[found.group(1), found.group(2)] = int(found.group(3)), int(found.group(4))
+        if match := _STEP.match(line):
+            steps[int(match.group(1))] = match.group(2)
+        elif match := _LIFE.match(line):
+            life[match.group(1), match.group(2)] = int(match.group(3)), int(match.group(4))
     return tuple(steps[i] for i in sorted(steps)), life
 
 

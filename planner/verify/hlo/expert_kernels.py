@@ -34,13 +34,13 @@ def expert_kernel(instruction: Instruction, computation: Computation) -> ExpertK
     if instruction.opcode != "custom-call":
         return None
     triton = _TRITON.search(instruction.attributes)
-    found = triton or _MOSAIC.match(instruction.name)
-    if found is None:
+    match = triton or _MOSAIC.match(instruction.name)
+    if match is None:
         return None
-    of, counted, rows = found.group(1), int(found.group(2)), int(found.group(3))
+    of, counted, rows = match.group(1), int(match.group(2)), int(match.group(3))
     tile = TILES[TRITON if triton else MOSAIC, of]
     if not triton:
-        tile = replace(tile, tall=int(found.group(4) or 0), columns=int(found.group(5)))
+        tile = replace(tile, tall=int(match.group(4) or 0), columns=int(match.group(5)))
     result = instruction.shapes[0]
     operands = [x for x in computation.operand_shapes(instruction) if len(x.dims) > 1]
     left, right = operands[0].dims, operands[1].dims

@@ -20,8 +20,8 @@ def extents_of(instruction: Instruction, computation: Computation) -> Extents | 
     if instruction.opcode == "dot" or LIBRARY_DOT.search(text):
         left = computation.operand_shapes(instruction)[0]
         return _of_dot(instruction, left, flops)
-    if found := CUDNN.search(text):
-        return _of_convolution(found.group(1), instruction, flops)
+    if match := CUDNN.search(text):
+        return _of_convolution(match.group(1), instruction, flops)
     return None
 
 

@@ -57,8 +57,10 @@ def dots(text: str) -> tuple[tuple[Instruction, int], ...]:
         flops = flops_of(instruction, computation)
         return None if flops is None else (instruction, flops)
 
-    sites = walk(parse(text), select, lambda found: found[1])
-    return tuple((site.found[0], site.found[1] * site.count) for site in sites if site.heaviest)
+    sites = walk(parse(text), select, lambda dot: dot[1])
+    return tuple(
+        (site.selected[0], site.selected[1] * site.count) for site in sites if site.heaviest
+    )
 
 
 def flops_of(instruction: Instruction, computation: Computation) -> int | None:
@@ -73,8 +75,8 @@ def flops_of(instruction: Instruction, computation: Computation) -> int | None:
         return _convolution(instruction, computation.operand_shapes(instruction))
     if opcode == "custom-call" and LIBRARY_DOT.search(instruction.attributes):
         return _library_dot(instruction, computation.operand_shapes(instruction)[0])
-    if opcode == "custom-call" and (found := CUDNN.search(instruction.attributes)):
-        return _cudnn(found.group(1), instruction, computation.operand_shapes(instruction))
+    if opcode == "custom-call" and (match := CUDNN.search(instruction.attributes)):
+        return _cudnn(match.group(1), instruction, computation.operand_shapes(instruction))
     if attention := fused_attention(instruction, computation):
         return attention.counted_flops
     if experts := expert_kernel(instruction, computation):

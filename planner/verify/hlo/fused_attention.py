@@ -48,10 +48,10 @@ def fused_attention(instruction: Instruction, computation: Computation) -> Fused
     """The kernel that an instruction is, None for any other instruction."""
     if instruction.opcode != "custom-call":
         return None
-    if found := _CUDNN.search(instruction.attributes):
-        return _cudnn(bool(found.group(1)), instruction, computation.operand_shapes(instruction))
-    if found := _SPLASH.search(instruction.name):
-        return _splash(found.group(1), instruction, computation.operand_shapes(instruction))
+    if match := _CUDNN.search(instruction.attributes):
+        return _cudnn(bool(match.group(1)), instruction, computation.operand_shapes(instruction))
+    if match := _SPLASH.search(instruction.name):
+        return _splash(match.group(1), instruction, computation.operand_shapes(instruction))
     return None
 
 

@@ -52,10 +52,10 @@ def _mesh_groups(axes: str, device_ids: str | None, picked: str) -> Groups:
     if device_ids is None:
         ids = np.arange(total)
     elif "[" in device_ids:
-        found = re.match(r"\s*\[([\d,]+)\](?:T\(([\d,]+)\))?", device_ids)
-        if found is None:
+        match = re.match(r"\s*\[([\d,]+)\](?:T\(([\d,]+)\))?", device_ids)
+        if match is None:
             raise ValueError(f"cannot read device_ids=({device_ids})")
-        ids = _iota(found.group(1), found.group(2))
+        ids = _iota(match.group(1), match.group(2))
     else:
         ids = np.asarray(_ints(device_ids))
     shape: list[int] = []
@@ -91,13 +91,13 @@ def groups(attributes: str, devices: int) -> Groups:
     Raises:
         ValueError: the attributes hold no replica groups that can be read.
     """
-    if found := _LISTED.search(attributes):
-        return _listed(found.group(1)) or (tuple(range(devices)),)
-    if found := _IOTA.search(attributes):
-        rows = _iota(found.group(2), found.group(3)).reshape(_ints(found.group(1)))
+    if match := _LISTED.search(attributes):
+        return _listed(match.group(1)) or (tuple(range(devices)),)
+    if match := _IOTA.search(attributes):
+        rows = _iota(match.group(2), match.group(3)).reshape(_ints(match.group(1)))
         return tuple(tuple(int(i) for i in row) for row in rows.reshape(rows.shape[0], -1))
-    if found := _MESH.search(attributes):
-        return _mesh_groups(found.group(1), found.group(2), found.group(3))
+    if match := _MESH.search(attributes):
+        return _mesh_groups(match.group(1), match.group(2), match.group(3))
     if "replica_groups=" not in attributes:
         return (tuple(range(devices)),)
     raise ValueError(f"cannot read the replica groups in {attributes[:120]!r}")
@@ -105,10 +105,10 @@ def groups(attributes: str, devices: int) -> Groups:
 
 def pairs(attributes: str) -> Groups:
     """(source, target) of a collective-permute, those to itself left out (nothing moves)."""
-    found = _PAIRS.search(attributes)
-    if found is None:
+    match = _PAIRS.search(attributes)
+    if match is None:
         raise ValueError(f"no source_target_pairs in {attributes[:120]!r}")
-    return tuple(p for p in _listed(found.group(1)) if p[0] != p[1])
+    return tuple(p for p in _listed(match.group(1)) if p[0] != p[1])
 
 
 def _coordinates(

@@ -102,14 +102,14 @@ def kernel_of(module: Module, instruction: Instruction, computation: Computation
     ):
         return None
     attention = fused_attention(instruction, computation)
-    each = [(instruction, computation), *_inside(module, instruction)]
-    if any(COLLECTIVE.match(inner.opcode) for inner, _ in each):
+    instructions = [(instruction, computation), *_inside(module, instruction)]
+    if any(COLLECTIVE.match(inner.opcode) for inner, _ in instructions):
         return None
     flops, dtype, products = 0, "", list[Extents | None]()
-    for inner, around in each:
-        found = flops_of(inner, around)
-        if found:
-            flops += found
+    for inner, around in instructions:
+        flops_inside = flops_of(inner, around)
+        if flops_inside:
+            flops += flops_inside
             products.append(extents_of(inner, around))
             dtype = dtype or _multiplied(around.operand_shapes(inner))
     experts = expert_kernel(instruction, computation)
@@ -127,7 +127,7 @@ def kernel_of(module: Module, instruction: Instruction, computation: Computation
         experts=experts,
         extents=products[0] if len(products) == 1 else None,
         convolution=bool(CUDNN.search(instruction.attributes)),
-        inside=tuple(inner for inner, _ in each),
+        inside=tuple(inner for inner, _ in instructions),
     )
 
 
@@ -180,8 +180,8 @@ def main_bytes(instruction: Instruction) -> tuple[int, ...]:
 
 
 def _space(layout: str) -> int:
-    found = _SPACE.search(layout)
-    return int(found.group(1)) if found else 0
+    match = _SPACE.search(layout)
+    return int(match.group(1)) if match else 0
 
 
 def _held(computation: Computation, instruction: Instruction, slot: int) -> int:

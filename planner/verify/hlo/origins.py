@@ -41,8 +41,8 @@ class Origins:
                 break
             if line.strip() in tables:
                 table = tables[line.strip()]
-            elif table is not None and (found := _ROW.match(line)):
-                table[int(found.group(1))] = found.group(2)
+            elif table is not None and (match := _ROW.match(line)):
+                table[int(match.group(1))] = match.group(2)
         mine = {i for i, name in tables["FileNames"].items() if name.strip('"').endswith(file)}
         locations = {}
         for i, row in tables["FileLocations"].items():
@@ -70,21 +70,21 @@ class Origins:
         function = ""
         for where, line in self._lines(attributes):
             text = self.source[line - 1] if 0 < line <= len(self.source) else ""
-            if found := _NODE.search(text) or _COLLECTIVE.search(text):
-                return found.group(1)
+            if match := _NODE.search(text) or _COLLECTIVE.search(text):
+                return match.group(1)
             function = function or where.split(".")[0]
         return function
 
     def _lines(self, attributes: str) -> list[tuple[str, int]]:
         """(function, line) of the frames of an instruction in the emitted program, innermost
         first."""
-        found = _FRAME.search(attributes)
-        frame, out, seen = int(found.group(1)) if found else 0, [], set()
+        match = _FRAME.search(attributes)
+        frame, lines, seen = int(match.group(1)) if match else 0, [], set()
         while frame in self.frames and frame not in seen:
             seen.add(frame)
             location, parent = self.frames[frame]
             if location in self.locations:
                 function, line = self.locations[location]
-                out.append((self.functions.get(function, ""), line))
+                lines.append((self.functions.get(function, ""), line))
             frame = parent
-        return out
+        return lines

@@ -69,7 +69,7 @@ def paddings(
     namer: text -> (attributes of an instruction -> what it serves); placed: a jit program, whose
     pieces are a device's from the partitioner's result on.
     """
-    found: dict[tuple[str, str, tuple[Extent, ...]], int] = {}
+    flops_of: dict[tuple[str, str, tuple[Extent, ...]], int] = {}
     before: _Stage | None = None
     lines: list[str] = []
     for name, text in stages(folder, placed):
@@ -83,9 +83,9 @@ def paddings(
         lines = now
         for one in _between(name, before, after) if before is not None else ():
             key = one.by, one.what, one.extents
-            found[key] = found.get(key, 0) + one.flops
+            flops_of[key] = flops_of.get(key, 0) + one.flops
         before = after
-    return tuple(Padding(*key, flops) for key, flops in found.items())
+    return tuple(Padding(*key, flops) for key, flops in flops_of.items())
 
 
 def _stage(text: str, name: Callable[[str], str]) -> _Stage:

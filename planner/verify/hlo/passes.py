@@ -68,34 +68,36 @@ def pieces(
         for i in c.instructions
         if _LINE.search(f"= {i.line}")
     }
-    out: Pieces = {}
-    for found in collectives(text, mesh, merge_ar_slice=merge_ar_slice):
-        if not found.heaviest:
+    sent: Pieces = {}
+    for collective in collectives(text, mesh, merge_ar_slice=merge_ar_slice):
+        if not collective.heaviest:
             continue
-        instruction, computation = where[found.name]
+        instruction, computation = where[collective.name]
         shapes = computation.operand_shapes(instruction)
         total = sum(s.size_bytes for s in shapes)
-        if found.kind == "all-gather":
-            scale = found.payload_bytes // total if total else 1
+        if collective.kind == "all-gather":
+            scale = collective.payload_bytes // total if total else 1
         else:
             scale = 1
-        cell = out.setdefault((found.kind, found.axes), Counter())
+        cell = sent.setdefault((collective.kind, collective.axes), Counter())
         if (
-            scale * total != found.payload_bytes
+            scale * total != collective.payload_bytes
         ):  # only some operands are of this kind (a sum of which pieces are kept)
-            cell[f"{found.payload_bytes} B", found.payload_bytes, name(instruction.attributes)] += (
-                found.count
-            )
+            cell[
+                f"{collective.payload_bytes} B",
+                collective.payload_bytes,
+                name(instruction.attributes),
+            ] += collective.count
             continue
         for shape in shapes:
             array = f"{shape.dtype}[{','.join(map(str, shape.dims))}]"
-            cell[array, shape.size_bytes * scale, name(instruction.attributes)] += found.count
-    return out
+            cell[array, shape.size_bytes * scale, name(instruction.attributes)] += collective.count
+    return sent
 
 
-def totals(found: Pieces) -> dict[tuple[str, str], int]:
+def totals(sent: Pieces) -> dict[tuple[str, str], int]:
     """Payload bytes by kind and axes."""
-    return {key: sum(size * n for (_, size, _), n in cell.items()) for key, cell in found.items()}
+    return {key: sum(size * n for (_, size, _), n in cell.items()) for key, cell in sent.items()}
 
 
 def stages(folder: Path, placed: bool = False) -> Iterator[tuple[str, str]]:
@@ -103,8 +105,8 @@ def stages(folder: Path, placed: bool = False) -> Iterator[tuple[str, str]]:
     partitioner's result on."""
     rows: dict[str, list[tuple[int, str, Path]]] = {}
     for path in sorted(folder.iterdir()):
-        if found := _FILE.match(path.name):
-            rows.setdefault(found["module"], []).append((int(found["index"]), found["name"], path))
+        if match := _FILE.match(path.name):
+            rows.setdefault(match["module"], []).append((int(match["index"]), match["name"], path))
     if not rows:
         return
     begun, largest = not placed, max(rows.values(), key=len)

@@ -106,17 +106,17 @@ def collectives(
     sites = walk(
         module,
         reader.read,
-        lambda found: sum((f.collective.wire_bytes for f in found), Fraction(0)),
+        lambda readings: sum((f.collective.wire_bytes for f in readings), Fraction(0)),
     )
     seen: set[tuple[str, ...]] = set()
     out = []
     for site in sites:
-        for found in site.found:
-            if found.key:
-                if found.key in seen:
+        for reading in site.selected:
+            if reading.key:
+                if reading.key in seen:
                     continue
-                seen.add(found.key)
-            c = found.collective
+                seen.add(reading.key)
+            c = reading.collective
             out.append(
                 replace(
                     c,

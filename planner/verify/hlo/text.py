@@ -78,13 +78,13 @@ def _bits(dtype: str) -> int:
 
 def parse_shapes(text: str) -> tuple[Shape, ...]:
     """The arrays of a type in order, tuples flattened: `(f32[2]{0}, (s32[], pred[]))` has three."""
-    found = []
+    shapes = []
     for dtype, dims in _LEAF.findall(text):
         # A bounded dynamic dim is written `<=8`; its bound is what is allocated and sent.
-        found.append(
+        shapes.append(
             Shape(dtype, tuple(int(d.replace("<=", "")) for d in dims.split(",") if d.strip()))
         )
-    return tuple(found)
+    return tuple(shapes)
 
 
 def closing(text: str, start: int) -> int:
@@ -158,8 +158,8 @@ class Instruction:
 
     def attribute(self, pattern: str) -> str:
         """First group of a regular expression over the attributes, or ''."""
-        found = re.search(pattern, self.attributes)
-        return found.group(1) if found else ""
+        match = re.search(pattern, self.attributes)
+        return match.group(1) if match else ""
 
     @property
     def op_name(self) -> str:
@@ -171,14 +171,14 @@ class Instruction:
         """Computations this runs, in the order they are written; reducers of collectives, sorts and
         reduces are left out."""
         attributes = self.attributes.split(", metadata={")[0]
-        found = [name for text in _CALLEES.findall(attributes) for name in _names(text)]
+        callees = [name for text in _CALLEES.findall(attributes) for name in _names(text)]
         if self.opcode in ("call", "map"):
-            found += [
+            callees += [
                 name
                 for text in re.findall(r"\bto_apply=(%?[\w.\-]+)", attributes)
                 for name in _names(text)
             ]
-        return tuple(found)
+        return tuple(callees)
 
 
 def _names(text: str) -> list[str]:
@@ -205,11 +205,11 @@ class Computation:
     @cached_property
     def users(self) -> dict[str, tuple[tuple[Instruction, int], ...]]:
         """name -> ((instruction, operand slot), ...)."""
-        found: dict[str, list[tuple[Instruction, int]]] = {}
+        users: dict[str, list[tuple[Instruction, int]]] = {}
         for instruction in self.instructions:
             for slot, name in enumerate(instruction.operands):
-                found.setdefault(name, []).append((instruction, slot))
-        return {name: tuple(uses) for name, uses in found.items()}
+                users.setdefault(name, []).append((instruction, slot))
+        return {name: tuple(uses) for name, uses in users.items()}
 
     @cached_property
     def parameters(self) -> dict[int, Instruction]:
@@ -239,10 +239,10 @@ def parse(text: str) -> Module:
     for name, is_entry, lines in _blocks(text):
         instructions = []
         for line in lines:
-            found = _LINE.match(line)
-            if found:
+            match = _LINE.match(line)
+            if match:
                 instructions.append(
-                    Instruction(found.group(2), found.group(3), bool(found.group(1)))
+                    Instruction(match.group(2), match.group(3), bool(match.group(1)))
                 )
         if instructions:
             computations[name] = Computation(name, tuple(instructions))
@@ -257,9 +257,9 @@ def _blocks(text: str) -> Iterator[tuple[str, bool, list[str]]]:
     lines: list[str] | None = None
     for line in text.splitlines():
         if lines is None:
-            found = _HEADER.match(line) if line.rstrip().endswith("{") else None
-            if found and "=" not in line.split("(")[0]:
-                name, is_entry, lines = found.group(2), bool(found.group(1)), []
+            match = _HEADER.match(line) if line.rstrip().endswith("{") else None
+            if match and "=" not in line.split("(")[0]:
+                name, is_entry, lines = match.group(2), bool(match.group(1)), []
         elif line.startswith("}") and not line.startswith("}}"):
             yield name, is_entry, lines
             lines = None

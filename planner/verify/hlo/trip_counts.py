@@ -30,14 +30,14 @@ _MIRROR = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE", "EQ": "EQ
 
 @dataclass(frozen=True)
 class Site(Generic[T]):
-    """What `select` found, and how often it runs.
+    """What `select` gave, and how often it runs.
 
     unknown_loop: name of the innermost loop whose trip count could not be found (it counts once),
     or "". branch: "conditional/branch" path, or "". heaviest: False in branches that totals leave
     out.
     """
 
-    found: T
+    selected: T
     computation: str
     count: int
     unknown_loop: str = ""
@@ -58,13 +58,13 @@ def walk(
     """
 
     def go(computation: Computation, count: int, unknown: str, branch: str) -> list[Site[T]]:
-        out: list[Site[T]] = []
+        sites: list[Site[T]] = []
         for instruction in computation.instructions:
-            found = select(instruction, computation)
-            if found is not None:
-                out.append(
+            selected = select(instruction, computation)
+            if selected is not None:
+                sites.append(
                     Site(
-                        found=found,
+                        selected=selected,
                         computation=computation.name,
                         count=count,
                         unknown_loop=unknown,
@@ -75,9 +75,9 @@ def walk(
                 trips = trip_count(module, computation, instruction)
                 inside = unknown if trips is not None else instruction.name
                 for callee, times in _loop_parts(instruction, 1 if trips is None else trips):
-                    out += go(module.computations[callee], count * times, inside, branch)
+                    sites += go(module.computations[callee], count * times, inside, branch)
             elif instruction.opcode == "conditional":
-                out += _heaviest(
+                sites += _heaviest(
                     [
                         go(
                             module.computations[name],
@@ -92,8 +92,8 @@ def walk(
             else:
                 for name in instruction.callees:
                     if name in module.computations:
-                        out += go(module.computations[name], count, unknown, branch)
-        return out
+                        sites += go(module.computations[name], count, unknown, branch)
+        return sites
 
     return tuple(go(module.computations[module.entry], 1, "", ""))
 
@@ -108,7 +108,7 @@ def _heaviest(
     branches: list[list[Site[T]]], weight: Callable[[T], Fraction | int]
 ) -> list[Site[T]]:
     totals = [
-        sum(site.count * weight(site.found) for site in sites if site.heaviest)
+        sum(site.count * weight(site.selected) for site in sites if site.heaviest)
         for sites in branches
     ]
     best = totals.index(max(totals)) if totals else 0

@@ -136,7 +136,7 @@ def restore(saved, mesh, asked=None):
         return None
     done = steps[-1] if asked is None else asked
     try:
-        found = restored(saved, done, mesh)
+        loaded = restored(saved, done, mesh)
     except Exception as e:  # whatever orbax and the storage below it make of a damaged file
         whole = next(
             (step for step in reversed(steps) if step < done and is_whole(saved, step, mesh)), None
@@ -156,7 +156,7 @@ def restore(saved, mesh, asked=None):
         ) from None
     for step in [step for step in steps if step > done]:
         set_aside(saved, step)
-    return found
+    return loaded
 
 
 def is_whole(saved, step, mesh):
@@ -246,19 +246,19 @@ def read(saved, done, about, k, table, dtype, mesh):
                 strict=False,
             )
             ways.setdefault(i, way)
-    found = read_arrays(saved, done, about, k, ways)
-    out = {}
+    arrays = read_arrays(saved, done, about, k, ways)
+    values = {}
     for key, row in own.items():
         if key in same:
-            out[key] = found[same[key]]
+            values[key] = arrays[same[key]]
             continue
         first = padded_shape(row[0], table[key][-1])[: repeat_dims(row)]
         places = tuple(place_in(about["parameters"][i], j) for i, j in sources[key])
         stack = jax.jit(
             restacked, static_argnums=(1, 2), out_shardings=NamedSharding(mesh, table[key][-1])
         )
-        out[key] = stack([found[i] for i, _ in sources[key]], places, first)
-    return out
+        values[key] = stack([arrays[i] for i, _ in sources[key]], places, first)
+    return values
 
 
 def sources_of(key, done, about):

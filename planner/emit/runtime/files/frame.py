@@ -366,11 +366,11 @@ def stored_weights(args, *tables):
     elif args.weights != Path(__file__).with_suffix(".safetensors"):
         raise SystemExit(f"--weights {args.weights}: there is no such file")
     names = [name for table in tables for key, row in table.items() for name in labels_of(key, row)]
-    found = sum(name in weights for name in names)
-    rest = "" if found == len(names) else f", {len(names) - found} seeded normal"
+    stored = sum(name in weights for name in names)
+    rest = "" if stored == len(names) else f", {len(names) - stored} seeded normal"
     mesh = ", ".join(f"{axis}={size}" for axis, size in MESH.items()) or "one device"
     say(
-        f"mesh {mesh} on {jax.default_backend()}, {np.dtype(COMPUTE).name}; parameters: {found} of"
+        f"mesh {mesh} on {jax.default_backend()}, {np.dtype(COMPUTE).name}; parameters: {stored} of"
         f" {len(names)} stored{rest}"
     )
     return weights

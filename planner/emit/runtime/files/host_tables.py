@@ -177,10 +177,10 @@ def places_of(ids):
         every = np.where(every < 0, every + size, every)
         if every.min() < 0 or every.max() >= size:
             raise SystemExit(f"{inputs[0]!r} has an id of no row: the table {key!r} has {size}")
-        rows[key], found = np.unique(every, return_inverse=True)
+        rows[key], inverse = np.unique(every, return_inverse=True)
         ends = np.cumsum([0, *(ids[name].size for name in inputs)])
         places |= {
-            name: found[low:high].reshape(ids[name].shape).astype(INPUTS[name][1])
+            name: inverse[low:high].reshape(ids[name].shape).astype(INPUTS[name][1])
             for name, low, high in zip(inputs, ends, ends[1:], strict=False)
         }
     return rows, places

@@ -34,8 +34,8 @@ def iterate(
     n = len(states)
 
     def tick(state, row):
-        found = settled(body(*row[:1] * numbered, *state, *row[1:], *read), made)
-        return found[:n], found[n:]
+        results = settled(body(*row[:1] * numbered, *state, *row[1:], *read), made)
+        return results[:n], results[n:]
 
     rows = [jnp.moveaxis(jnp.asarray(x), axis, 0) for x, axis in zip(scanned, in_axes, strict=True)]
     rows = [jnp.flip(x, 0) if back else x for x, back in zip(rows, in_reverse, strict=True)]
@@ -54,8 +54,8 @@ def until(body, limit, go, states, read, made):
         return now[1] if limit is None else now[1] & (now[0] < jnp.reshape(limit, ()))
 
     def step(now):
-        goes_on, *found = body(now[0], *now[2:], *read)
-        return now[0] + 1, jnp.reshape(goes_on, ()) != 0, *settled(found, made)
+        goes_on, *following = body(now[0], *now[2:], *read)
+        return now[0] + 1, jnp.reshape(goes_on, ()) != 0, *settled(following, made)
 
     first = (
         jnp.zeros((), jnp.int32),

@@ -61,8 +61,8 @@ def directions(run, direction):
     """`run(k, backwards)` for each direction, results stacked: y along dim 1, states along dim
     0."""
     ways = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
-    found = [run(k, backwards) for k, backwards in enumerate(ways)]
-    y, *states = zip(*found, strict=True)
+    results = [run(k, backwards) for k, backwards in enumerate(ways)]
+    y, *states = zip(*results, strict=True)
     return jnp.stack(y, 1), *(jnp.stack(s) for s in states)
 
 

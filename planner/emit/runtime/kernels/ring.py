@@ -153,10 +153,10 @@ def gradients_round(meet, gradients, piece, axes, steps, unroll):
     *before, last = steps
     if before:
         carry = tuple(gradients), piece
-        (gradients, piece), found = lax.scan(step, carry, jnp.array(before), unroll=unroll)
+        (gradients, piece), earlier = lax.scan(step, carry, jnp.array(before), unroll=unroll)
     (dq, dk, dv), rest = meet(gradients, *piece, last)
     if rest and before:
-        rest = [jnp.concatenate([x, y[None]]) for x, y in zip(found, rest, strict=True)]
+        rest = [jnp.concatenate([x, y[None]]) for x, y in zip(earlier, rest, strict=True)]
     home = tuple(x.astype(y.dtype) for x, y in zip((dk, dv), piece, strict=True))
     return (dq, *pass_on(home, axes, -last)), rest
 

@@ -154,8 +154,8 @@ def splash_gradients(operands, results, scale, causal, interpret=False):
     (q, k, v), (out, total, g) = splash_operands(operands, scale), results
     given = q, k, v, out.astype(q.dtype), total, g.astype(q.dtype)
     with check_types(False):
-        found = jax.vmap(pull)(*(untyped(x) for x in given))
-    dq, dk, dv = (typed(x, q) for x in found)
+        gradients = jax.vmap(pull)(*(untyped(x) for x in given))
+    dq, dk, dv = (typed(x, q) for x in gradients)
     return dq * jnp.asarray(scale, dq.dtype), dk.reshape(shape), dv.reshape(shape)
 
 
@@ -219,10 +219,10 @@ def block_piece(operands, scale, mask=None, causal=False, start=None, first=0, w
             return out / jnp.where(norm == 0, 1, norm)[..., None], top + jnp.log(norm)
 
         if blocks == 1:
-            found = jax.tree.map(lambda x: x[None], block(done))
+            results = jax.tree.map(lambda x: x[None], block(done))
         else:
-            found = lax.map(block, done + jnp.arange(blocks) * rows)
-        out, total = (jnp.moveaxis(x, 0, 3) for x in found)
+            results = lax.map(block, done + jnp.arange(blocks) * rows)
+        out, total = (jnp.moveaxis(x, 0, 3) for x in results)
         outs.append(out.reshape(out.shape[0], heads, blocks * rows, out.shape[-1]))
         totals.append(total.reshape(total.shape[0], heads, blocks * rows))
         done += blocks * rows
@@ -273,15 +273,15 @@ def block_gradients(
 
         sums = dk[:, :, :width], dv[:, :, :width]
         if blocks == 1:
-            sums, found = block(sums, done)
-            found = jax.tree.map(lambda x: x[None], found)
+            sums, of_blocks = block(sums, done)
+            of_blocks = jax.tree.map(lambda x: x[None], of_blocks)
         else:
-            sums, found = lax.scan(block, sums, done + jnp.arange(blocks) * rows)
+            sums, of_blocks = lax.scan(block, sums, done + jnp.arange(blocks) * rows)
         dk, dv = (
             lax.dynamic_update_slice_in_dim(x, part, 0, 2)
             for x, part in zip((dk, dv), sums, strict=True)
         )
-        of_queries.append(jnp.moveaxis(found[0], 0, 2).reshape(*q.shape[:2], -1, q.shape[3]))
-        of_mask += found[1:]
+        of_queries.append(jnp.moveaxis(of_blocks[0], 0, 2).reshape(*q.shape[:2], -1, q.shape[3]))
+        of_mask += of_blocks[1:]
         done += blocks * rows
     return jnp.concatenate(of_queries, 2), dk, dv, *of_mask

@@ -66,11 +66,11 @@ def max_pool_indices(
         ]
         places.append(np.ravel_multi_index(grid, sizes, order="F" if columns_first else "C"))
     best = jnp.argmax(values, 0)
-    found = jnp.take_along_axis(values, best[None], 0)[0]
-    at = jnp.asarray(np.stack(places), dtype)[best, *np.indices(out)]
+    maxima = jnp.take_along_axis(values, best[None], 0)[0]
+    place = jnp.asarray(np.stack(places), dtype)[best, *np.indices(out)]
     row = jnp.arange(x.shape[0], dtype=dtype)[:, None] + sample
     plane = row * channels + jnp.arange(x.shape[1], dtype=dtype) + channel
-    return found, at + (plane * int(np.prod(sizes))).reshape(
+    return maxima, place + (plane * int(np.prod(sizes))).reshape(
         *x.shape[:2], *[1] * len(sizes)
     ).astype(dtype)
 
@@ -118,13 +118,15 @@ def pixels(x, index, padding, corners):
     """x [C, ...] at whole positions per spatial dim: [C, points...]; what lies outside is zero, the
     border, or reflected."""
     inside, clipped = True, []
-    for at, n in zip(index, x.shape[1:], strict=True):
+    for position, n in zip(index, x.shape[1:], strict=True):
         if padding == "reflection":
-            at = jnp.round(reflected(at, 0.0 if corners else -0.5, n - 1.0 if corners else n - 0.5))
-        inside = inside & (at >= 0) & (at < n)
-        clipped.append(jnp.clip(at, 0, n - 1).astype(jnp.int32))
-    found = x[(slice(None), *clipped)]
-    return jnp.where(inside, found, 0) if padding == "zeros" else found
+            position = jnp.round(
+                reflected(position, 0.0 if corners else -0.5, n - 1.0 if corners else n - 0.5)
+            )
+        inside = inside & (position >= 0) & (position < n)
+        clipped.append(jnp.clip(position, 0, n - 1).astype(jnp.int32))
+    values = x[(slice(None), *clipped)]
+    return jnp.where(inside, values, 0) if padding == "zeros" else values
 
 
 def grid_sample(x, grid, mode, padding, corners):
@@ -236,8 +238,8 @@ def max_roi_pool(x, regions, cells, scale):
         )
         own = x[region[0].astype(jnp.int32)]
         tall = jnp.max(jnp.where(rows[:, None, :, None], own, -jnp.inf), 2)
-        found = jnp.max(jnp.where(columns[:, None, None, :], tall, -jnp.inf), 3)
-        return jnp.where(jnp.isneginf(found), 0, found).transpose(2, 1, 0)
+        maxima = jnp.max(jnp.where(columns[:, None, None, :], tall, -jnp.inf), 3)
+        return jnp.where(jnp.isneginf(maxima), 0, maxima).transpose(2, 1, 0)
 
     return jax.vmap(one)(regions).astype(x.dtype)
 

@@ -184,7 +184,7 @@ def read(saved, done, about, k, table, dtype, mesh):
     never holds more than one of the offloaded ones."""
     import orbax.checkpoint as ocp
 
-    out = {}
+    values = {}
     for key in table:
         row = PARAMS[key]
         sources = sources_of(key, done, about)
@@ -204,12 +204,12 @@ def read(saved, done, about, k, table, dtype, mesh):
                 dtype=dtype,
                 strict=False,
             )
-        found = read_arrays(saved, done, about, k, ways)
+        arrays = read_arrays(saved, done, about, k, ways)
         stack = jax.jit(
             restacked, static_argnums=(1, 2), out_shardings=NamedSharding(mesh, table[key][-1])
         )
         value = (
-            found[sources[0][0]] if same else stack([found[i] for i, _ in sources], places, first)
+            arrays[sources[0][0]] if same else stack([arrays[i] for i, _ in sources], places, first)
         )
-        out[key] = jax.device_put(value, parameter_at(mesh, key, table[key][-1]))
-    return out
+        values[key] = jax.device_put(value, parameter_at(mesh, key, table[key][-1]))
+    return values
