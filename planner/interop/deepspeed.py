@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlanError
-from planner.interop.nearby import found
+from planner.interop.nearby import nearby_file
 
 OWN = ("zero_optimization", "train_micro_batch_size_per_gpu")
 """Keys that no other launcher's file has at its top."""
@@ -66,7 +66,7 @@ def _named(key: str, value: Any, file: Path, load: Callable[[Path], Mapping[str,
     """A value of another file: of `deepspeed`, the table; of a section, what is in it."""
     name = key.lstrip("-").replace("-", "_")
     if name == FSDP and isinstance(value, str) and value.endswith(".json"):
-        there = found(file, value)
+        there = nearby_file(file, value)
         return value if there is None else dict(load(there))
     if name not in NAMING:
         inside = isinstance(value, Mapping) and any(name in value for name in NAMING)
@@ -75,7 +75,7 @@ def _named(key: str, value: Any, file: Path, load: Callable[[Path], Mapping[str,
         return _translated(value)
     if not isinstance(value, str) or not value.endswith(".json"):
         return value  # Megatron-DeepSpeed's flag
-    there = found(file, value)
+    there = nearby_file(file, value)
     if there is None:
         raise PlanError(
             "P191",

@@ -16,7 +16,7 @@ from planner.errors import PlanError
 from planner.interop.arguments import GIVEN, SUFFIXES, read_script, scalar
 from planner.interop.deepspeed import in_words, with_deepspeed
 from planner.interop.foreign import refuse
-from planner.interop.nearby import found
+from planner.interop.nearby import nearby_file
 from planner.interop.python_config import PythonFile
 from planner.interop.tables import Twice, load, text_of
 from planner.interop.unset import Unset, shown
@@ -69,7 +69,7 @@ def _with_files(
     """Keys of a program, over those of the configurations it is given that are there. Raises
     PlanError P190, P191."""
     for name in names:
-        file = said.found(script, name, "the command")
+        file = said.file_named(script, name, "the command")
         if file is not None:
             table = _over(table, _based(said.load(file), file, said))
     return table
@@ -85,7 +85,7 @@ def _based(table: dict[str, Any], file: Path, said: _Said, depth: int = 0) -> di
     name = table.get(BASED)
     if not isinstance(name, str) or not name or depth > MOST_FILES:
         return table
-    base = said.found(file, name, BASED)
+    base = said.file_named(file, name, BASED)
     if base is None:
         return table
     return _over(table, _based(said.load(base), base, said, depth + 1))
@@ -98,9 +98,9 @@ class _Said:
     def __init__(self) -> None:
         self.notes, self.defaults = list[str](), set[str]()
 
-    def found(self, file: Path, name: str, by: str) -> Path | None:
+    def file_named(self, file: Path, name: str, by: str) -> Path | None:
         """Where a file lies that is named by something; a note where it lies nowhere."""
-        there = found(file, name)
+        there = nearby_file(file, name)
         if there is None and PurePosixPath(name).name != DEFAULTS:
             self.notes.append(f"{name}, which {by} names, is not there: it is not read")
         return there

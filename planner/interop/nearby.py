@@ -22,7 +22,7 @@ def places(file: Path, said: str) -> Iterator[Path]:
     yield Path(*parts)
 
 
-def found(file: Path, said: str) -> Path | None:
+def nearby_file(file: Path, said: str) -> Path | None:
     """The file that another names, None where it is nowhere."""
     try:
         return next((p for p in places(file, said) if p.is_file()), None)

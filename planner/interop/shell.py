@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from costmodels.hardware.intake import read_text
-from planner.interop.nearby import found
+from planner.interop.nearby import nearby_file
 from planner.interop.python_modules import syntax_tree
 from planner.interop.shell_words import (
     ASSIGNED,
@@ -388,7 +388,7 @@ class _Reader:
         script = self.script
         if script.file is None or not name.endswith(FOLLOWED):
             return False
-        there = found(script.file, name.rpartition(END)[2].lstrip("/"))
+        there = nearby_file(script.file, name.rpartition(END)[2].lstrip("/"))
         if there is None or self.depth >= DEEPEST or script.followed >= MOST_SCRIPTS:
             return False
         script.followed += 1

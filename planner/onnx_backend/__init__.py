@@ -56,15 +56,15 @@ class Prepared(BackendRep):
         from onnx import TensorProto, numpy_helper
 
         if isinstance(inputs, Mapping):
-            found = dict(inputs)
+            values = dict(inputs)
         else:
             given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
             if len(given) > len(self.names):
                 raise PlanError(
                     "P172", f"{len(given)} inputs are given, the model has {len(self.names)}"
                 )
-            found = dict(zip(self.names, given, strict=False))
-        missing = [n for n in self.names if n not in found]
+            values = dict(zip(self.names, given, strict=False))
+        missing = [n for n in self.names if n not in values]
         if missing:
             raise PlanError("P172", f"input {missing[0]!r} is not given")
         return {
@@ -75,7 +75,7 @@ class Prepared(BackendRep):
                 if isinstance(v, np.generic)
                 else v
             )
-            for n, v in found.items()
+            for n, v in values.items()
         }
 
 

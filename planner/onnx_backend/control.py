@@ -35,12 +35,12 @@ def loop(call: Call) -> tuple[Value, ...]:
     stacked: list[list[np.ndarray]] = [[] for _ in range(count)]
     trip = 0
     while goes_on and (trips is None or trip < trips):
-        found = call.machine.subgraph(
+        results = call.machine.subgraph(
             call, body, [np.asarray(trip, np.int64), np.asarray(goes_on), *carried]
         )
-        goes_on = _truth(found[0])
-        carried = found[1 : 1 + len(carried)]
-        for rows, row in zip(stacked, found[1 + len(carried) :], strict=True):
+        goes_on = _truth(results[0])
+        carried = results[1 : 1 + len(carried)]
+        for rows, row in zip(stacked, results[1 + len(carried) :], strict=True):
             rows.append(as_array(row))
         trip += 1
     outputs = body.output[1 + len(carried) :]
@@ -87,9 +87,9 @@ def scan(call: Call) -> tuple[Value, ...]:
             np.take(x, trips - 1 - trip if back else trip, a)
             for x, a, back in zip(inputs, axes, back_in, strict=True)
         ]
-        found = call.machine.subgraph(call, body, [*state, *picked])
-        state = found[: len(state)]
-        for own, row in zip(rows, found[len(state) :], strict=True):
+        results = call.machine.subgraph(call, body, [*state, *picked])
+        state = results[: len(state)]
+        for own, row in zip(rows, results[len(state) :], strict=True):
             own.append(as_array(row))
     outputs = []
     for own, info, axis, back in zip(
@@ -123,13 +123,13 @@ def scan_batched(call: Call) -> tuple[Value, ...]:
         state: list[Value] = [s[b] for s in states]
         rows: list[list[np.ndarray]] = [[] for _ in range(len(body.output) - len(state))]
         for t in range(n):
-            found = call.machine.subgraph(
+            results = call.machine.subgraph(
                 call,
                 body,
                 [*state, *(x[b, n - 1 - t if r else t] for x, r in zip(inputs, back, strict=True))],
             )
-            state = found[: len(state)]
-            for own, row in zip(rows, found[len(state) :], strict=True):
+            state = results[: len(state)]
+            for own, row in zip(rows, results[len(state) :], strict=True):
                 own.append(as_array(row))
         padded = [
             np.concatenate([np.stack(r), np.zeros((longest - n, *r[0].shape), r[0].dtype)])

@@ -176,10 +176,10 @@ def _opsets(imports: Any) -> dict[str, int]:
 
 def _attributes(node: Any, outer: Mapping[str, Any]) -> dict[str, Any]:
     """name -> AttributeProto, references to the function's attributes resolved."""
-    found = {}
+    attributes = {}
     for a in node.attribute:
         if not a.ref_attr_name:
-            found[a.name] = a
+            attributes[a.name] = a
         elif a.ref_attr_name in outer:
-            found[a.name] = outer[a.ref_attr_name]
-    return found
+            attributes[a.name] = outer[a.ref_attr_name]
+    return attributes

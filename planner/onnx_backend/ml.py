@@ -35,8 +35,8 @@ def _side(call: Call, stem: str) -> tuple[list[Any], np.dtype] | None:
         if name in call.attrs:
             return list(call.attrs[name]), np.dtype(dtype)
     if f"{stem}_tensor" in call.attrs:
-        found = numpy_helper.to_array(call.attrs[f"{stem}_tensor"])
-        return found.reshape(-1).tolist(), found.dtype
+        values = numpy_helper.to_array(call.attrs[f"{stem}_tensor"])
+        return values.reshape(-1).tolist(), values.dtype
     return None
 
 

@@ -15,13 +15,13 @@ def _sequence(value: Value) -> list[Value]:
 
 def _position(call: Call, slot: int, size: int, end: bool = False) -> int:
     """Where in a sequence; without one, the end (or the last element)."""
-    found = call.get(slot)
-    if found is None:
+    position = call.get(slot)
+    if position is None:
         return size if end else size - 1
-    at = int(as_array(found).reshape(-1)[0])
-    if not -size <= at < size + end:
-        raise Refused(f"position {at} of a sequence of {size}")
-    return at % size if at < 0 else at
+    index = int(as_array(position).reshape(-1)[0])
+    if not -size <= index < size + end:
+        raise Refused(f"position {index} of a sequence of {size}")
+    return index % size if index < 0 else index
 
 
 @handles("Identity", "Optional")
@@ -65,24 +65,24 @@ def length(call: Call) -> Value:
 @handles("SequenceAt")
 def at(call: Call) -> Value:
     """One element."""
-    found = _sequence(call.get(0))
-    return found[_position(call, 1, len(found))]
+    sequence = _sequence(call.get(0))
+    return sequence[_position(call, 1, len(sequence))]
 
 
 @handles("SequenceInsert")
 def insert(call: Call) -> Value:
     """A sequence with an element more."""
-    found = _sequence(call.get(0))
-    where = _position(call, 2, len(found), end=True)
-    return ([*found[:where], call.get(1), *found[where:]],)
+    sequence = _sequence(call.get(0))
+    where = _position(call, 2, len(sequence), end=True)
+    return ([*sequence[:where], call.get(1), *sequence[where:]],)
 
 
 @handles("SequenceErase")
 def erase(call: Call) -> Value:
     """A sequence with an element less."""
-    found = _sequence(call.get(0))
-    where = _position(call, 1, len(found))
-    return (found[:where] + found[where + 1 :],)
+    sequence = _sequence(call.get(0))
+    where = _position(call, 1, len(sequence))
+    return (sequence[:where] + sequence[where + 1 :],)
 
 
 @handles("SequenceMap")

@@ -76,10 +76,10 @@ class Call:
 
     def axis(self, rank: int, default: int = 0, name: str = "axis") -> int:
         """A non-negative axis attribute. Raises Refused."""
-        found = int(self.attr(name, default))
-        if not -rank <= found < max(rank, 1):
-            raise Refused(f"axis {found} of a tensor with {rank} dims")
-        return found % rank if rank else 0
+        axis = int(self.attr(name, default))
+        if not -rank <= axis < max(rank, 1):
+            raise Refused(f"axis {axis} of a tensor with {rank} dims")
+        return axis % rank if rank else 0
 
     def wants(self, k: int) -> bool:
         """Whether output k has a name."""
@@ -96,9 +96,9 @@ def handles(*ops: str, since: int = 1, domain: str = "") -> Callable[[Handler], 
 
     def register(handler: Handler) -> Handler:
         for op in ops:
-            found = HANDLERS.setdefault((domain, op), [])
-            found.append((since, handler))
-            found.sort(key=lambda pair: pair[0])
+            versions = HANDLERS.setdefault((domain, op), [])
+            versions.append((since, handler))
+            versions.sort(key=lambda pair: pair[0])
         return handler
 
     return register

@@ -80,13 +80,13 @@ def tf_idf(call: Call) -> Value:
     weights = np.asarray(call.attr("weights") or [1.0] * len(grams), np.float32)
     rows = x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x[None]
     out = np.zeros((len(rows), max(places) + 1), np.float32)
-    for own, row in zip(out, rows.tolist(), strict=True):
+    for counts, row in zip(out, rows.tolist(), strict=True):
         for n in range(low, high + 1):
             for skip in range(skips + 1 if n > 1 else 1):
                 for k in range(len(row) - (n - 1) * (skip + 1)):
-                    found = grams.get(tuple(row[k : k + 1 + (n - 1) * (skip + 1) : skip + 1]))
-                    if found is not None:
-                        own[places[found]] += 1
+                    number = grams.get(tuple(row[k : k + 1 + (n - 1) * (skip + 1) : skip + 1]))
+                    if number is not None:
+                        counts[places[number]] += 1
     mode = call.attr("mode")
     if mode not in ("TF", "IDF", "TFIDF"):
         raise Refused(f"TfIdfVectorizer mode {mode}")

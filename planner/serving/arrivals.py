@@ -82,9 +82,11 @@ def traced(path: str | Path) -> Requests:
     try:
         text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")
         rows = _json_lines(text) if text.lstrip()[:1] == "{" else _csv(text)
-        found = [_request(row) for row in rows]
-        if not 2 <= len(found) <= MOST_REQUESTS:
-            raise ValueError(f"{len(found):,} requests; from 2 to {MOST_REQUESTS:,} can be served")
+        requests = [_request(row) for row in rows]
+        if not 2 <= len(requests) <= MOST_REQUESTS:
+            raise ValueError(
+                f"{len(requests):,} requests; from 2 to {MOST_REQUESTS:,} can be served"
+            )
     except (OSError, ValueError, csv.Error, RecursionError) as e:
         raise PlanError(
             "P226",
@@ -92,7 +94,7 @@ def traced(path: str | Path) -> Requests:
             detail=[str(getattr(e, "strerror", None) or e)[:200]],
             help=["--rate 8", "CSV with the columns arrival_s,prompt,generate (docs/serving.md)"],
         ) from e
-    arrival, prompt, generate = (np.array(column) for column in zip(*found, strict=True))
+    arrival, prompt, generate = (np.array(column) for column in zip(*requests, strict=True))
     order = np.argsort(arrival, kind="stable")
     return Requests(arrival[order] - arrival.min(), prompt[order], generate[order])
 

@@ -58,7 +58,7 @@ class Asked:
         )
         return Joint(prompts, step, self.request, self.progress, prefill_tokens=tokens)
 
-    def at_once(self, service: Service) -> Found:
+    def at_once(self, service: Service) -> ServingResult:
         """The best plan for sequences that begin together."""
         joint = self.joint(service)
         best, priced, gap = joint.run(self.objective)
@@ -69,11 +69,11 @@ class Asked:
         )
         # Bounds know nothing of halves that take turns.
         proven = None if self.request.runtime.serves else gap
-        return Found(self, joint, best, rows, most_sequences(joint, best), proven)
+        return ServingResult(self, joint, best, rows, most_sequences(joint, best), proven)
 
     def arriving(
         self, traffic: Traffic, concurrency: int | None, seed: int, pools: Pools | None = None
-    ) -> Found:
+    ) -> ServingResult:
         """The best plan for requests that arrive. Sequences at once: what is said, else as many as
         fit, halved from AT_ONCE a device. pools: replicas of which one phase's are on devices
         apart are tried, too."""
@@ -116,10 +116,10 @@ class Asked:
             said = {**told(apart.outcome, traffic, seed), **apart.said()}
             room = _sequences(apart.decode.limits, length, bool(apart.decode.state_bytes))
             room *= apart.replicas[1]
-            return Found(self, joint, apart, rows, room, None, said, apart.outcome)
+            return ServingResult(self, joint, apart, rows, room, None, said, apart.outcome)
         said = {**told(best.outcome, traffic, seed), **figures_of(best.courses, best.limits)}
         room = _sequences(best.limits, length, bool(best.pair.state_bytes)) * best.pair.replicas
-        return Found(self, joint, best.pair, rows, room, None, said, best.outcome)
+        return ServingResult(self, joint, best.pair, rows, room, None, said, best.outcome)
 
 
 def _sequences(limits: Limits, length: int, states: bool) -> int:
@@ -130,9 +130,9 @@ def _sequences(limits: Limits, length: int, states: bool) -> int:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search found. room: sequences that fit; gap: None where nothing is proven; traffic: of
-    requests that arrive, what became of them."""
+class ServingResult:
+    """The plan that serves best, and the search behind it. room: sequences that fit; gap: None where
+    nothing is proven; traffic: of requests that arrive, what became of them."""
 
     asked: Asked
     joint: Joint
@@ -163,8 +163,8 @@ class Found:
         if isinstance(best, Apart):
             p, d = best.prefill, best.decode
             return [
-                (p.joint.prompts(1), p.asked.request, p.found),
-                (d.joint.step, d.asked.request, d.found),
+                (p.joint.prompts(1), p.asked.request, p.result),
+                (d.joint.step, d.asked.request, d.result),
             ]
         return [
             (joint.prompts(best.replicas), request, best.prompts),
@@ -223,9 +223,9 @@ class Found:
             "date": datetime.now(UTC).strftime("%Y-%m-%d"),
             **provenance,
         }
-        first, each = (
-            compose(model, request, found, provenance, taken)
-            for model, request, found in self._phases()
+        prompts_plan, step_plan = (
+            compose(model, request, result, provenance, taken)
+            for model, request, result in self._phases()
         )
         return Serving(
             service={
@@ -245,8 +245,8 @@ class Found:
             },
             figures=best.figures(),
             rows=self.rows,
-            prompts=first,
-            step=each,
+            prompts=prompts_plan,
+            step=step_plan,
             traffic=traffic,
             provenance=provenance,
         )
@@ -261,33 +261,35 @@ class Short:
     miss: float
 
 
-def on_devices(ask: Callable[[int | None], Found], devices: int | None, traffic: Traffic) -> Found:
+def on_devices(
+    ask: Callable[[int | None], ServingResult], devices: int | None, traffic: Traffic
+) -> ServingResult:
     """What is found on so many devices. Raises PlanError P227 where the targets are missed."""
-    found = ask(devices)
-    short = _short(found, traffic)
+    result = ask(devices)
+    short = _short(result, traffic)
     if traffic.targets and short.why:
-        raise _missed(short, found, ["--devices fewest", "a lower --rate, or a longer time"])
-    return found
+        raise _missed(short, result, ["--devices fewest", "a lower --rate, or a longer time"])
+    return result
 
 
 def on_fewest(
-    ask: Callable[[int | None], Found], counts: Sequence[int], traffic: Traffic
-) -> tuple[Found, Short | None]:
+    ask: Callable[[int | None], ServingResult], counts: Sequence[int], traffic: Traffic
+) -> tuple[ServingResult, Short | None]:
     """What is found on the fewest devices of `counts` that serve in time, and the next smaller
     number: doubled until they do, then between. Raises PlanError P227, or the search's own where
     nothing fits."""
-    tried: dict[int, Found | Short] = {}
+    tried: dict[int, ServingResult | Short] = {}
 
     def serves(count: int) -> bool:
         try:
-            found = ask(count)
-            short = _short(found, traffic)
-            tried[count] = short if short.why else found
+            result = ask(count)
+            short = _short(result, traffic)
+            tried[count] = short if short.why else result
         except PlanError as e:
             if e.code != "P021":
                 raise
             tried[count] = Short(count, e.what, float("inf"))
-        return isinstance(tried[count], Found)
+        return isinstance(tried[count], ServingResult)
 
     before: Short | None = None
     for count in [c for c in counts if c & (c - 1) == 0 or c == counts[0]]:
@@ -310,23 +312,23 @@ def on_fewest(
             count, between = middle, [c for c in between if c < middle]
         else:
             low, between = middle, [c for c in between if c > middle]
-    found, below = tried[count], tried.get(low)
-    assert isinstance(found, Found) and not isinstance(below, Found)
-    return found, below
+    result, below = tried[count], tried.get(low)
+    assert isinstance(result, ServingResult) and not isinstance(below, ServingResult)
+    return result, below
 
 
-def _short(found: Found, traffic: Traffic) -> Short:
+def _short(result: ServingResult, traffic: Traffic) -> Short:
     """What a plan misses: why is "" where it serves in time."""
-    assert found.outcome is not None
+    assert result.outcome is not None
     targets = traffic.targets
-    return Short(found.joint.devices, found.outcome.missed(targets), found.outcome.miss(targets))
+    return Short(result.joint.devices, result.outcome.missed(targets), result.outcome.miss(targets))
 
 
-def _missed(short: Short, found: Found | None, help: Sequence[str]) -> PlanError:
+def _missed(short: Short, result: ServingResult | None, help: Sequence[str]) -> PlanError:
     return PlanError(
         "P227",
         f"no plan on {short.devices} devices serves in time: {short.why}",
-        detail=[found.words] if found else [],
+        detail=[result.words] if result else [],
         help=help,
         exit_code=NO_PLAN,
     )

@@ -130,7 +130,7 @@ def form_of(proto: Any, name: str, dims: Mapping[str, int] | None = None) -> For
     ids = next((n for n in rest if n not in (mask, positions) and _rank(inputs[n]) == 2), "")
     wanted = [("token ids", ids), ("an attention mask", mask)]
     wanted += [("positions of tokens", positions)] if pasts and not _counts(proto, pasts) else []
-    if missing := " and ".join(what for what, found in wanted if not found):
+    if missing := " and ".join(what for what, input_name in wanted if not input_name):
         raise _unclear(name, f"how a cache of fixed length is filled: the model takes no {missing}")
     if extra := [n for n in rest if n not in (ids, mask, positions)]:
         raise _unclear(name, f"what the input {extra[0]!r} is")
@@ -154,7 +154,7 @@ def _states(
 ) -> list[tuple[str, str, tuple[int, ...]]]:
     """(past, present, shape of a sequence's) of inputs that hold something of a constant size.
     Raises PlanError P221 where its size is not said, or no output goes on with it."""
-    found = []
+    states = []
     for past, value in inputs.items():
         rank = _rank(value)
         if not past.startswith("past") or not (rank == 3 or (rank == 4 and _place(past) is None)):
@@ -166,8 +166,8 @@ def _states(
             raise _unclear(name, f"which output continues {past!r}")
         if min(shape) < 1:
             raise _unclear(name, f"how large a sequence's state {past!r} is")
-        found.append((past, present, shape))
-    return found
+        states.append((past, present, shape))
+    return states
 
 
 def _unclear(name: str, what: str) -> PlanError:

@@ -304,11 +304,11 @@ class Joint:
             self.bounds[replicas, split] = {k: min(v, known.get(k, v)) for k, v in bound.items()}
         tried: list[Mapping[str, Any]] = []
         others = (prompts, self.step)
-        for label, found, other in zip(
+        for label, result, other in zip(
             ("layout of a step", "layout of the prompts"), alone, others, strict=True
         ):
-            if found is not None and found.best is not None:
-                nodes = weight_pins(found.base, found.best.plan, other.graph(1))
+            if result is not None and result.best is not None:
+                nodes = weight_pins(result.base, result.best.plan, other.graph(1))
                 if nodes not in tried:
                     tried.append(nodes)
                     held = replace(free, nodes={**pins.nodes, **nodes})
@@ -346,9 +346,9 @@ class Joint:
             (self.step, self.prompts(replicas)),
             (self.prompts(replicas), self.step),
         ):
-            found = self.solve(model, pins)
-            if found is not None and found.best is not None:
-                weights = weight_pins(found.base, found.best.plan, other.graph(1))
+            result = self.solve(model, pins)
+            if result is not None and result.best is not None:
+                weights = weight_pins(result.base, result.best.plan, other.graph(1))
                 held = replace(pins, nodes={**pins.nodes, **weights})
                 pair = self.pair(label, held, replicas, split)
                 if pair:
@@ -358,10 +358,10 @@ class Joint:
     def pair(self, label: str, pins: Pins, replicas: int, split: int) -> Priced | None:
         """Both phases under pins; None where one has no plan, or they differ in how a weight
         lies."""
-        found = self.solve(self.step, pins), self.solve(self.prompts(replicas), pins)
-        if any(f is None or f.best is None for f in found):
+        results = self.solve(self.step, pins), self.solve(self.prompts(replicas), pins)
+        if any(f is None or f.best is None for f in results):
             return None
-        return self.price(label, found[1], found[0], replicas, split)  # type: ignore[arg-type]
+        return self.price(label, results[1], results[0], replicas, split)  # type: ignore[arg-type]
 
     def solve(self, model: PhaseModel, pins: Pins) -> SearchResult | None:
         """The planner's search for one phase under pins; None where they leave no plan."""
@@ -376,14 +376,14 @@ class Joint:
             )
             for request in requests[:1] if self.fitting_alone else requests:
                 try:
-                    found = Search(model, replace(request, pins=pins)).run(how_close=False)
+                    result = Search(model, replace(request, pins=pins)).run(how_close=False)
                 except PlanError as e:
                     if e.code not in NOT_POSSIBLE:
                         raise
                     self.refused = e.what
                     break
-                if found.best is not None:
-                    self.solved[key] = found
+                if result.best is not None:
+                    self.solved[key] = result
                     break
             if self.progress:
                 self.progress("search", None, None)
@@ -529,10 +529,10 @@ class Joint:
         """All pairs on all meshes. Raises PlanError P021 where none fits."""
         if self.overfull(self.step.service.concurrency):
             raise self._overfull()
-        found = tuple(p for mesh in self.meshes() for p in self.candidates(*mesh))
-        if not any(p.fits for p in found):
-            raise self._nothing_fits(found)
-        return found
+        pairs = tuple(p for mesh in self.meshes() for p in self.candidates(*mesh))
+        if not any(p.fits for p in pairs):
+            raise self._nothing_fits(pairs)
+        return pairs
 
     def overfull(self, sequences: int) -> bool:
         """Whether weights, and caches of so many sequences, are more than all devices hold
@@ -587,15 +587,15 @@ class Joint:
     def run(self, objective: str) -> tuple[Priced, tuple[Priced, ...], float]:
         """The best pair that fits, all that were priced, and by what part of its value no other can
         be better. Raises PlanError P021 where none fits."""
-        found = self.priced()
-        best = min((p for p in found if p.fits), key=lambda p: p.key(objective))
+        pairs = self.priced()
+        best = min((p for p in pairs if p.fits), key=lambda p: p.key(objective))
         least = min(self.bounds[mesh][objective] for mesh in self.meshes() if mesh in self.bounds)
-        return best, found, max(0.0, 1 - least / best.value(objective))
+        return best, pairs, max(0.0, 1 - least / best.value(objective))
 
-    def _nothing_fits(self, found: Sequence[Priced]) -> PlanError:
+    def _nothing_fits(self, pairs: Sequence[Priced]) -> PlanError:
 
         sequences = self.step.service.concurrency
-        least = min(found, key=lambda p: p.memory_bytes, default=None)
+        least = min(pairs, key=lambda p: p.memory_bytes, default=None)
         if least is None and any(True for _ in self.meshes()):
             return PlanError(
                 "P021",
@@ -647,7 +647,7 @@ def weight_pins(base: GraphFacts, plan: Plan, other: Graph) -> dict[str, dict[st
     one, the factors of the weight, or, where the other phase's graph has no such operator, the
     weight's layout. Caches are no weights."""
     graph = base.graph
-    found: dict[str, dict[str, Any]] = {}
+    pins: dict[str, dict[str, Any]] = {}
     there = {(n.id, n.op) for n in other.nodes}
     for i in base.times:
         node, rule, split = graph.nodes[i], base.rules[i], plan.splits[graph.nodes[i].id]
@@ -658,19 +658,19 @@ def weight_pins(base: GraphFacts, plan: Plan, other: Graph) -> dict[str, dict[st
         ]
         factors = {f for k in slots for dim in rule.operands[k] for f in dim} - rule.whole
         if factors and (node.id, node.op) in there:
-            found[glob.escape(node.id)] = {
+            pins[glob.escape(node.id)] = {
                 "split": {f: list(split.axes(f)) for f in sorted(factors)}
             }
         elif factors:
             layouts = {node.inputs[k]: rule.operand(k, split, plan.order).dims for k in slots}
-            found.update(
+            pins.update(
                 {
                     glob.escape(n): {"layout": [list(axes) for axes in dims]}
                     for n, dims in layouts.items()
                     if n in other.weights
                 }
             )
-    return found
+    return pins
 
 
 def same_weights(a: Flow, b: Flow, caches: tuple[str, ...]) -> bool:

@@ -81,16 +81,18 @@ class Latent:
 def latents(graph: Graph, presents: frozenset[str]) -> dict[str, Latent]:
     """Attention -> what it is over latents, of those whose keys and values are made of what a cache
     continues as is said above. presents: names of that."""
-    found = {}
+    by_attention = {}
     for node in graph.nodes:
         if node.op == "Attention" and (latent := _latent(graph, node, presents)):
-            found[node.id] = latent
-    return found
+            by_attention[node.id] = latent
+    return by_attention
 
 
-def absorbed(found: Mapping[str, Latent]) -> frozenset[str]:
+def absorbed(latents_by_attention: Mapping[str, Latent]) -> frozenset[str]:
     """The matrices that steps do not multiply latents with."""
-    return frozenset(s.weight for latent in found.values() for s in (latent.keys, latent.values))
+    return frozenset(
+        s.weight for latent in latents_by_attention.values() for s in (latent.keys, latent.values)
+    )
 
 
 def _latent(graph: Graph, node: Node, presents: frozenset[str]) -> Latent | None:

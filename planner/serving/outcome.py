@@ -92,8 +92,8 @@ class Outcome:
         if not self.stable:
             rate = f"{rate_words(self.most_per_s)} requests a second are served at most"
             return f"{rate}, {rate_words(self.rate_per_s, 4)} arrive"
-        found = ((t, self.seconds(t.figure, t.percentile)) for t in targets)
-        return ", ".join(t.words(s) for t, s in found if s > t.seconds)
+        reached = ((t, self.seconds(t.figure, t.percentile)) for t in targets)
+        return ", ".join(t.words(s) for t, s in reached if s > t.seconds)
 
     def value(self, objective: str) -> float:
         """What is least in the best plan."""

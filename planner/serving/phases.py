@@ -205,17 +205,17 @@ class PhaseModel(Model):
             return {}
         try:
             before, chunks = self._sight(form, total - 1), dict[int, int]()
-            found = {}
+            sights = {}
             for node, tokens in fewer.items():
                 if before.get(node) == tokens:
-                    found[node] = Sight(tokens)
+                    sights[node] = Sight(tokens)
                     continue
                 if tokens not in chunks:
                     chunks[tokens] = self._chunk(form, node, total - tokens)
-                found[node] = Sight(chunks[tokens], by_chunks=True)
+                sights[node] = Sight(chunks[tokens], by_chunks=True)
         except PlanError as e:  # masks of one length
             raise unseen(self.name, next(iter(fewer))) from e
-        return found
+        return sights
 
     def _chunk(self, form: Form, node: str, start: int) -> int:
         """Tokens of the chunks that an attention sees, of which one begins at `start`. Raises

@@ -83,7 +83,7 @@ class Unit:
     joint: Joint
     split: int
     label: str
-    found: SearchResult
+    result: SearchResult
     prices: PlanPrices
     limits: Limits
     per_s: float
@@ -210,7 +210,7 @@ class Pools:
         devices = topology.devices
         if int(traffic.requests.generate.max()) == 1 or devices <= min(self.sizes):
             return []
-        found: dict[tuple[str, str], Apart] = {}
+        divisions: dict[tuple[str, str], Apart] = {}
         known = [self.units(s, traffic) for s in self.sizes if s < devices]
         for by_hand in (False, True):
             kinds = [
@@ -225,8 +225,8 @@ class Pools:
             order = lambda a: (a.outcome.key(objective, traffic.targets), a.words)  # noqa: E731
             if loads:
                 best = min(loads, key=order)
-                found.setdefault((best.label, best.words), best)
-        return list(found.values())
+                divisions.setdefault((best.label, best.words), best)
+        return list(divisions.values())
 
 
 class _Replicas:
@@ -239,7 +239,7 @@ class _Replicas:
         self.longest = traffic.longest
 
     @cached_property
-    def found(self) -> list[tuple[str, SearchResult, SearchResult]]:
+    def pairs(self) -> list[tuple[str, SearchResult, SearchResult]]:
         """(label, plan for prompts, plan for steps)"""
         mesh = self.joint.axes(1, self.split)
         hand = Pins(mesh, {**NO_TECHNIQUES, "tensor": "megatron"})
@@ -254,7 +254,7 @@ class _Replicas:
 
     def units(self, phase: str) -> list[Unit]:
         """Those that fit, the one first that serves most; by hand where that is hardly less."""
-        units = [unit for row in self.found if (unit := self._unit(phase, *row))]
+        units = [unit for row in self.pairs if (unit := self._unit(phase, *row))]
         most = max((u.per_s for u in units), default=0.0)
         return sorted(units, key=lambda u: u.per_s < HAND_WORTH * most)
 
@@ -262,7 +262,7 @@ class _Replicas:
         self, phase: str, label: str, prompts: SearchResult, step: SearchResult
     ) -> Unit | None:
         assert prompts.best and step.best
-        joint, found = self.joint, prompts if phase == "prompts" else step
+        joint, result = self.joint, prompts if phase == "prompts" else step
         service = joint.step.service
         generating = joint.phase(step.base, step.best)
         cache = joint.cache_bytes(generating)
@@ -286,7 +286,7 @@ class _Replicas:
         held = 0 if passing else int(state * sequences)
         figures = (int(used + kept + held), int(weights), int(kept), state, held)
         return Unit(
-            self.asked, joint, self.split, label, found, prices, limits, per_s, token, *figures
+            self.asked, joint, self.split, label, result, prices, limits, per_s, token, *figures
         )
 
     def _limits(self, left: float, token: float, state: float, sizes: Sizes) -> Limits | None:

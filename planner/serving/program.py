@@ -135,15 +135,15 @@ def emit_serving(
 
 def _kept(w: Writer, form: Form) -> list[str]:
     """CACHE, BEFORE and STATES."""
-    found = []
+    tables = []
     for name, what, pairs in (
         ("CACHE", "keys and values so far, as steps hand out new ones", form.pairs),
         ("BEFORE", "rows that convolutions read before the next one", form.rows),
         ("STATES", "states of linear attention, float32, keys last", form.states),
     ):
         kept = [w.parameters[past] for past, _ in pairs]
-        found.append(layered_table(w, name, what, kept) if kept else f"{name} = {{}}\n")
-    return found
+        tables.append(layered_table(w, name, what, kept) if kept else f"{name} = {{}}\n")
+    return tables
 
 
 def _windows(step: Graph, form: Form) -> str:

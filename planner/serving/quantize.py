@@ -127,17 +127,17 @@ def _keeps(graph: Graph, name: str, dims: int) -> bool:
 def routers(graph: Graph) -> frozenset[int]:
     """Products that choices of experts are made from."""
     waiting = [n.inputs[k] for n in graph.nodes if n.op == "RoutedExperts" for k in CHOICES]
-    found, seen = set[int](), set[int]()
+    products, seen = set[int](), set[int]()
     while waiting:
         i = graph.producer.get(waiting.pop(), -1)
         if i < 0 or i in seen:
             continue
         seen.add(i)
         if graph.nodes[i].op == "MatMul":
-            found.add(i)
+            products.add(i)
         else:
             waiting += [n for n in graph.nodes[i].inputs if n in graph.producer]
-    return frozenset(found)
+    return frozenset(products)
 
 
 def _over(node: Node, slot: int) -> int:

@@ -246,12 +246,12 @@ def _slots_seen(
 
 def _read_by(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[Node, ...]:
     """The nodes that outputs depend on, in their order: masks of windows are made no more."""
-    wanted, found = set(outputs), list[Node]()
+    wanted, needed = set(outputs), list[Node]()
     for node in reversed(nodes):
         if not wanted.isdisjoint(node.outputs):
             wanted.update(node.inputs)
-            found.append(node)
-    return tuple(reversed(found))
+            needed.append(node)
+    return tuple(reversed(needed))
 
 
 def with_cache_of(graph: Graph, form: Form, cache_type: str) -> Graph:

@@ -26,7 +26,7 @@ from planner.search.options import (
     SearchOptions,
     StepOptions,
 )
-from planner.serving.asked import Asked, Found, Short, on_devices, on_fewest
+from planner.serving.asked import Asked, ServingResult, Short, on_devices, on_fewest
 from planner.serving.cached import with_cache
 from planner.serving.draft import draft_of, refuse_states
 from planner.serving.lengths import Lengths
@@ -141,7 +141,7 @@ def serve(
         model = replace(model, devices=request.topology.devices)
         return Asked(model, request, objective, prefill_tokens, progress, kept, readings)
 
-    def best() -> tuple[Found, Short | None]:
+    def best() -> tuple[ServingResult, Short | None]:
         if traffic is None:
             asked = on(_number(devices))
             service = asked.served(_tokens(prompt), _tokens(generate), concurrency or 1)
@@ -149,7 +149,7 @@ def serve(
         share = concurrency / devices if concurrency and isinstance(devices, int) else 0
         apart = Pools(on, counts, share) if pools else None
 
-        def ask(count: int | None) -> Found:
+        def ask(count: int | None) -> ServingResult:
             asked = on(count)
             _refuse_kinds(asked.request.topology)
             return asked.arriving(traffic, concurrency, seed, apart)
@@ -159,16 +159,16 @@ def serve(
         return on_devices(ask, _number(devices), traffic), None
 
     drafts = None if draft is None else draft_of(draft)
-    found, fewer = best()
-    if not found.as_read():  # then all is read
+    result, fewer = best()
+    if not result.as_read():  # then all is read
         opened()[1].derives = False
-        found, fewer = best()
+        result, fewer = best()
     provenance = {
-        "source": str(source if isinstance(source, str | Path) else found.asked.model.name),
+        "source": str(source if isinstance(source, str | Path) else result.asked.model.name),
         "search_s": round(time.monotonic() - begun, 3),
     }
-    taken = assumptions(found.batch_given, found.asked.request, hardware, topology)
-    return found.serving(taken, provenance, fewer, drafts)
+    taken = assumptions(result.batch_given, result.asked.request, hardware, topology)
+    return result.serving(taken, provenance, fewer, drafts)
 
 
 def _kept(quantize: str, precision: str) -> str:

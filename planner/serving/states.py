@@ -173,10 +173,10 @@ class _Held:
 
     def _readers(self, name: str, count: int) -> tuple[Node, ...]:
         uses = self.graph.consumers.get(name, ())
-        found = tuple(self.graph.nodes[i] for i in dict.fromkeys(i for i, _ in uses))
-        if len(found) != count:
+        nodes = tuple(self.graph.nodes[i] for i in dict.fromkeys(i for i, _ in uses))
+        if len(nodes) != count:
             raise self._other(name, "what keeps a state")
-        return found
+        return nodes
 
     def _other(self, name: str, wanted: str) -> PlanError:
         return PlanError(

@@ -278,10 +278,10 @@ class Loads:
         self._loads.append(best.loaded)
         return self._loads[-1]
 
-    def best(self, found: Sequence[Priced]) -> tuple[Loaded, list[Loaded]]:
+    def best(self, pairs: Sequence[Priced]) -> tuple[Loaded, list[Loaded]]:
         """The best of the pairs that fit, and all of them. Raises PlanError P021 where none has
         room for the longest request."""
-        loads = [load for pair in found if pair.fits and (load := self.load(pair))]
+        loads = [load for pair in pairs if pair.fits and (load := self.load(pair))]
         if not loads:
             raise PlanError(
                 "P021",

@@ -12,7 +12,7 @@ import pytest
 
 from planner.cli import main
 from planner.errors import PlanError
-from planner.serving.asked import Found, Short, on_fewest
+from planner.serving.asked import ServingResult, Short, on_fewest
 from planner.serving.joint import Joint
 from planner.serving.outcome import Outcome
 from planner.serving.result import Serving
@@ -60,17 +60,17 @@ def test_a_target_is_met_by_the_part_of_requests_it_names() -> None:
     assert min((outcome(0.3), outcome(0.1), late), key=lambda o: o.key("tpot", [most])) is not late
 
 
-def asker(miss: Callable[[int], float]) -> Callable[[int | None], Found]:
+def asker(miss: Callable[[int], float]) -> Callable[[int | None], ServingResult]:
     """Searches whose plans wait `miss(devices)` times a second, or do not fit (0)."""
 
-    def ask(devices: int | None) -> Found:
+    def ask(devices: int | None) -> ServingResult:
         assert devices
         if not miss(devices):
             raise PlanError("P021", f"no plan fits on {devices}")
         joint: Any = SimpleNamespace(devices=devices)
         best: Any = SimpleNamespace(replicas=1, split=devices)
         asked: Any = None
-        return Found(asked, joint, best, (), 1, None, {}, outcome(miss(devices) / 10))
+        return ServingResult(asked, joint, best, (), 1, None, {}, outcome(miss(devices) / 10))
 
     return ask
 
