@@ -43,12 +43,12 @@ process did not finish."""
 
 @dataclass
 class Cache:
-    """Entries of one folder. asked, found: how many were looked for in this process, and how many
+    """Entries of one folder. lookups, hits: how many were looked for in this process, and how many
     of these were there and held."""
 
     folder: Path
-    asked: int = 0
-    found: int = 0
+    lookups: int = 0
+    hits: int = 0
     alike: str = ""
     """The model and date of a search before, of a model much like the one searched last
     (planner.search.incremental)."""
@@ -125,19 +125,19 @@ class Cache:
     def priced(self) -> tuple[int, int]:
         """How many different tables the searches of this process asked for, and how many of these
         were there."""
-        return sum(t.asked for t in self._tables.values()), sum(
-            t.found for t in self._tables.values()
+        return sum(t.lookups for t in self._tables.values()), sum(
+            t.hits for t in self._tables.values()
         )
 
     def said(self) -> str:
         """For people: what was not searched for, or priced, again; "" where everything was."""
         tables, there = self.priced
-        parts = [f"{self.found} of {self.asked} search{'es' if self.asked > 1 else ''}"] * bool(
-            self.found
+        parts = [f"{self.hits} of {self.lookups} search{'es' if self.lookups > 1 else ''}"] * bool(
+            self.hits
         ) + [f"{there:,} of {tables:,} tables of moves"] * bool(there)
         return (
             f"{' and '.join(parts)} from the cache {self.folder} (--no-cache"
-            f" {'searches' if self.found else 'makes all'} anew)"
+            f" {'searches' if self.hits else 'makes all'} anew)"
             if parts
             else ""
         )

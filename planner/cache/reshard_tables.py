@@ -49,14 +49,14 @@ MOST_FILES = 64
 
 @dataclass
 class Tables:
-    """The tables of one machine in a folder. asked, found: how many different ones were asked for
+    """The tables of one machine in a folder. lookups, hits: how many different ones were asked for
     in this process, and how many of these were there."""
 
     folder: Path
     machine: str
     faults: Faults = field(default_factory=Faults)
-    asked: int = 0
-    found: int = 0
+    lookups: int = 0
+    hits: int = 0
     _at: dict[bytes, tuple[int, int, int, int, int]] = field(default_factory=dict)
     """key -> file, first number in it, rows, columns, checksum."""
     _files: list[tuple[Path, np.ndarray]] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Tables:
         table = self._known.get(key)
         if table is not None:
             return table
-        self.asked += 1
+        self.lookups += 1
         table = self.faults.spare("tables read", lambda: self._read(key, rows, columns), None)
         if table is None:
             table = make()
@@ -82,7 +82,7 @@ class Tables:
                 self._new[key] = table
                 self._new_bytes += table.nbytes
         else:
-            self.found += 1
+            self.hits += 1
         self._known[key] = table
         return table
 

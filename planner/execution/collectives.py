@@ -66,8 +66,8 @@ def dot_flops_of_own_parts(flow: Flow) -> int:
 
 
 def _summed(by_index: Mapping[int, Fraction]) -> int:
-    found = by_index.values()
-    alike, times = {id(f): f for f in found}, Counter(map(id, found))  # of repeats one term
+    flops = by_index.values()
+    alike, times = {id(f): f for f in flops}, Counter(map(id, flops))  # of repeats one term
     return int(sum((alike[key] * n for key, n in times.items()), Fraction(0)))
 
 

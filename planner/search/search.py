@@ -94,10 +94,10 @@ class Search(Solving):
             self.model.workload.loss
         ):  # what a function in a file says is no part of a key
             return self._searched(how_close)
-        cache.asked += 1
+        cache.lookups += 1
         spare = cache.faults.spare
         if (found := spare("recalled", lambda: self._recalled(cache), None)) is not None:
-            cache.found += 1
+            cache.hits += 1
             return found
         self.tables = spare("tables", lambda: cache.tables(machine_key(self.request)), None)
         found = (

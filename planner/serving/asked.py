@@ -131,8 +131,8 @@ def _sequences(limits: Limits, length: int, states: bool) -> int:
 
 @dataclass(frozen=True)
 class ServingResult:
-    """The plan that serves best, and the search behind it. room: sequences that fit; gap: None where
-    nothing is proven; traffic: of requests that arrive, what became of them."""
+    """The plan that serves best, and the search behind it. room: sequences that fit; gap: None
+    where nothing is proven; traffic: of requests that arrive, what became of them."""
 
     asked: Asked
     joint: Joint

@@ -90,12 +90,12 @@ def test_a_recalled_plan_is_the_plan(name: str, tmp_path: Path) -> None:
     known = Cache(tmp_path)
     alone = text(planner.plan(source, **options))
     assert text(planner.plan(source, **options, cache=known)) == alone
-    assert (known.found, known.asked) == (0, known.asked) and known.asked >= 1, (
+    assert (known.hits, known.lookups) == (0, known.lookups) and known.lookups >= 1, (
         "the first finds nothing"
     )
     again = Cache(tmp_path)
     assert text(planner.plan(source, **options, cache=again)) == alone
-    assert again.found == again.asked == known.asked, "every search of the second is recalled"
+    assert again.hits == again.lookups == known.lookups, "every search of the second is recalled"
 
 
 @pytest.mark.slow
@@ -120,8 +120,8 @@ def test_phases_of_serving_are_searches_too(tmp_path: Path) -> None:
     first, again = Cache(tmp_path), Cache(tmp_path)
     alone = served(None)
     assert served(first) == alone == served(again)
-    assert first.found < first.asked == again.asked
-    assert again.found >= 2
+    assert first.hits < first.lookups == again.lookups
+    assert again.hits >= 2
 
 
 def test_what_is_recalled_is_not_searched_for(
@@ -208,7 +208,7 @@ def test_a_graph_is_confirmed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for limit, found in ((binding, 1), (tighter, 0)):
         known = Cache(tmp_path)
         made = planner.plan("zoo:mlp-tiny", batch=2**20, **options, **limit, cache=known)
-        assert known.found == found
+        assert known.hits == found
     assert text(made) == alone
     with pytest.raises(AssertionError, match="read"):
         planner.plan("zoo:mlp-tiny,layers=4", batch=2**20, **options, **binding, cache=tmp_path)
@@ -346,7 +346,7 @@ def test_layouts_that_are_none_of_a_tensors_are_no_entry(layouts: Any, tmp_path:
     )
     again = Cache(tmp_path)
     assert text(planner.plan(SMALL, devices=4, batch=8, baselines=False, cache=again)) == alone
-    assert (again.asked, again.found) == (1, 0)
+    assert (again.lookups, again.hits) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -516,7 +516,7 @@ def test_what_a_function_says_is_never_recalled(tmp_path: Path) -> None:
             baselines=False,
             cache=known,
         )
-    assert known.asked == 0
+    assert known.lookups == 0
 
 
 @pytest.mark.slow
@@ -531,4 +531,4 @@ def test_a_search_that_was_cut_short_is_not_kept(tmp_path: Path) -> None:
             remedies=False,
             cache=known,
         )
-    assert known.asked and not list(tmp_path.glob("*.json"))
+    assert known.lookups and not list(tmp_path.glob("*.json"))

@@ -82,7 +82,7 @@ def same_whatever_it_is_called(proto: Any, options: dict[str, Any], folder: Path
     assert decided(planner.plan(proto, **options, cache=kept)) == decided(alone)
     again = Cache(folder)
     assert text(planner.plan(other, **options, cache=again)) == text(alone)
-    assert again.found == again.asked == kept.asked >= 1
+    assert again.hits == again.lookups == kept.lookups >= 1
 
 
 @pytest.mark.one_in(8)
@@ -315,5 +315,5 @@ def test_how_far_a_step_goes_costs_nothing(tmp_path: Path) -> None:
     planner.plan("zoo:mlp-tiny", devices=2, batch=8, lr=1e-3, cache=tmp_path)
     known = Cache(tmp_path)
     made = planner.plan("zoo:mlp-tiny", devices=2, batch=8, lr=2e-4, cache=known)
-    assert known.found == known.asked == 1
+    assert known.hits == known.lookups == 1
     assert json.loads(made.to_json())["workload"]["training"]["lr"] == 2e-4

@@ -95,7 +95,7 @@ def test_a_changed_model_has_the_plan_it_has_without(
     made = planner.plan(source, **options, cache=known)
     assert text(made) == text(planner.plan(source, **options))
     asked, there = known.priced
-    assert known.found == 0 < there <= asked, "no search is recalled, tables are"
+    assert known.hits == 0 < there <= asked, "no search is recalled, tables are"
     assert made.provenance["tables"] == {"asked": asked, "recalled": there}
     if name == "one layer more":
         assert there == asked, "repeats are in no table"
@@ -191,7 +191,7 @@ def there(folder: Path, k: int, shape: tuple[int, int] = (2, 3)) -> np.ndarray |
     """The table of a key as a new process finds it."""
     kept = Tables(folder, MACHINE)
     found = kept.array(key(k), *shape, lambda: np.full(shape, -1.0))
-    return found if kept.found else None
+    return found if kept.hits else None
 
 
 def test_tables_come_back_to_the_bit(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_file_is_added_for_what_is_new_and_all_are_read(tmp_path: Path) -> Non
     kept = Tables(tmp_path, MACHINE)
     for k in (1, 7, 7):
         kept.array(key(k), 2, 3, lambda: np.full((2, 3), 9.0))
-    assert (kept.asked, kept.found) == (2, 1)
+    assert (kept.lookups, kept.hits) == (2, 1)
     kept.keep()
     sizes = sorted(p.stat().st_size for p in tmp_path.iterdir())
     assert sizes == [HEAD + n * (ROW.itemsize + 48) for n in (1, 3)]

@@ -74,10 +74,10 @@ def test_what_was_planned_before_is_not_searched_again(devices: int, tmp_path: P
     path = saved(made)
     alone = check(Strategy.load(path), SPEC)
     assert check(Strategy.load(path), SPEC, cache=known) == alone
-    assert (known.found, known.asked) == (1, 2), "without its pins it was not planned before"
+    assert (known.hits, known.lookups) == (1, 2), "without its pins it was not planned before"
     again = Cache(tmp_path)
     assert check(Strategy.load(path), SPEC, cache=again) == alone and alone.pin_cost is not None
-    assert again.found == again.asked == 2
+    assert again.hits == again.lookups == 2
 
 
 def test_a_grown_model_fails_and_is_named(strategy: Strategy) -> None:

@@ -75,8 +75,8 @@ def start(
     try:
         lowering.run(checked.nodes, frame)
         lowering.report()
-    except CarriesBatch as found:
-        known = {**(carriers or {}), found.name: found.axis}
+    except CarriesBatch as carrier:
+        known = {**(carriers or {}), carrier.name: carrier.axis}
         return start(checked, folder, name, dims=dims, shapes=shapes, carriers=known, **options)
     except PlanError as error:
         if not bound.guided:
