@@ -85,8 +85,8 @@ def most_columns(across: int, on_chip: int) -> int:
     """Columns of weights so deep that the chip has room for, twice, beside a tile of rows, three
     times, and its result in bfloat16, twice, and float32."""
     rows = TILES[MOSAIC, "rows"].rows
-    left = chip_room(on_chip) - 6 * rows * across
-    return max(0, left // (4 * across + 8 * rows) // LANES * LANES)
+    free_bytes = chip_room(on_chip) - 6 * rows * across
+    return max(0, free_bytes // (4 * across + 8 * rows) // LANES * LANES)
 
 
 def even_columns(wide: int, most: int) -> int:

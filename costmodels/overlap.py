@@ -93,17 +93,17 @@ def shown_in_loop_s(operators: Sequence[LoopCollectives], kernels_s: float, besi
 
 def together_s(chain: Sequence[Piece], microbatches: int) -> float:
     """Seconds of so many equal chains on one stream of kernels and one of collectives."""
-    streams, ready, at = [0.0, 0.0], [0.0] * microbatches, [0] * microbatches
+    streams, ready, next_piece = [0.0, 0.0], [0.0] * microbatches, [0] * microbatches
 
     def start(k: int) -> float:
-        return max(ready[k], *(streams[s] for s in chain[at[k]][0]))
+        return max(ready[k], *(streams[s] for s in chain[next_piece[k]][0]))
 
     for _ in range(microbatches * len(chain)):
-        k = min((k for k in range(microbatches) if at[k] < len(chain)), key=start)
-        end = start(k) + chain[at[k]][1]
-        for s in chain[at[k]][0]:
+        k = min((k for k in range(microbatches) if next_piece[k] < len(chain)), key=start)
+        end = start(k) + chain[next_piece[k]][1]
+        for s in chain[next_piece[k]][0]:
             streams[s] = end
-        ready[k], at[k] = end, at[k] + 1
+        ready[k], next_piece[k] = end, next_piece[k] + 1
     return max(ready)
 
 

@@ -150,8 +150,8 @@ def chosen(
     product = Product(*(np.array([x]) for x in extents))
     pieces = pieces_of(_tiles(device), product, itemsize(dtype))
     seconds, waves = tiles_time_s(device, product.in_pieces(pieces), dtype)
-    at = int(seconds[:, 0].argmin())
-    return _tiles(device).both_ways[at], int(waves[at, 0]), int(pieces[0])
+    fastest = int(seconds[:, 0].argmin())
+    return _tiles(device).both_ways[fastest], int(waves[fastest, 0]), int(pieces[0])
 
 
 def itemsize(dtype: str) -> float:

@@ -87,7 +87,7 @@ def time_range(runtime: Runtime, asked: Asked) -> TimeRange:
     if row is None:
         row = rows["large"]
         why.append(f"no published run on a {asked.kind.upper()} is of a model below a billion")
-    why += [said for said, holds in _beyond(asked, rows) if holds]
+    why += [reason for reason, holds in _beyond(asked, rows) if holds]
     wider = float(table["beyond"]["factor"]) ** len(why)
     return TimeRange(
         1 - (1 - row["below"]) ** wider,

@@ -17,8 +17,8 @@ USUAL_IMBALANCE = 1.25
 
 def busiest(counts: Sequence[int], pieces: int) -> float:
     """Choices for the fullest of `pieces` equal runs of experts, over the mean of the runs."""
-    each = len(counts) // pieces
-    sums = [sum(counts[k * each : (k + 1) * each]) for k in range(pieces)]
+    per_piece = len(counts) // pieces
+    sums = [sum(counts[k * per_piece : (k + 1) * per_piece]) for k in range(pieces)]
     return max(sums) * pieces / sum(counts)
 
 

@@ -270,11 +270,11 @@ def kernel_set_names() -> tuple[str, ...]:
 
 def _over(tables: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
     """The table of a set of kernels, merged over that of its base."""
-    own = {k: v for k, v in tables[name].items() if k not in ("base", "source")}
+    overrides = {k: v for k, v in tables[name].items() if k not in ("base", "source")}
     if not (base := tables[name].get("base")):
-        return own
+        return overrides
     table = _over(tables, base)
-    for key, value in own.items():
+    for key, value in overrides.items():
         table[key] = {**table[key], **value} if isinstance(value, dict) else value
     return table
 

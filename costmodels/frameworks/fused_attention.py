@@ -55,8 +55,8 @@ def _of_width(columns: Mapping[str, Sequence[float]], width: int) -> Sequence[fl
 
 
 def _between(lengths: Sequence[int], rates: Sequence[float], keys: int) -> float:
-    at = min(max(keys, lengths[0]), lengths[-1])
-    above = max(1, next(k for k, length in enumerate(lengths) if length >= at))
+    clamped = min(max(keys, lengths[0]), lengths[-1])
+    above = max(1, next(k for k, length in enumerate(lengths) if length >= clamped))
     low, high = lengths[above - 1], lengths[above]
-    part = log2(at / low) / log2(high / low)
+    part = log2(clamped / low) / log2(high / low)
     return rates[above - 1] + part * (rates[above] - rates[above - 1])

@@ -152,12 +152,14 @@ def _stage(
     one as far from the other end hold, and as many microbatches as there are stages, and one."""
     stages = len(memory.stage_blocks)
     last, slack = stages - 1, 1 + runtime.memory_slack
-    held = (s, last - s) if memory.schedule == DUALPIPE else (s,)
+    stages_here = (s, last - s) if memory.schedule == DUALPIPE else (s,)
     flight = in_flight(s, stages, memory.microbatches, runtime.interleave, memory.schedule)
-    flight = flight if len(held) == 1 else min(memory.microbatches, stages + 1) / len(held)
+    flight = (
+        flight if len(stages_here) == 1 else min(memory.microbatches, stages + 1) / len(stages_here)
+    )
     if memory.overlapped:
         flight += beside_more(memory.stage_blocks[s], stages, runtime.interleave)
-    waiting = [_waiting(memory, k, saved, kernels) for k in held]
+    waiting = [_waiting(memory, k, saved, kernels) for k in stages_here]
     activations = flight * sum(size for size, _ in waiting)
     again = max(size for _, size in waiting)
     workspace = 0.0  # what a block's backward pass makes beside what is saved
@@ -169,16 +171,18 @@ def _stage(
         memory.logits * (kernels.logit_saved + kernels.logit_gathered * (memory.pieces > 0))
         + memory.pieces * kernels.logit_piece
     )
-    points = (workspace + again, (logits + saved[AFTER]) * (last in held))
+    points = (workspace + again, (logits + saved[AFTER]) * (last in stages_here))
     temporary = max(points) + runtime.pinned * min(points) + 2 * memory.gathered
     # Of one microbatch gradients come as what was saved goes.
-    gradients = sum(memory.gradients[k] for k in held)
+    gradients = sum(memory.gradients[k] for k in stages_here)
     if memory.microbatches == 1:
         gradients = max(0.0, gradients - activations)
     return Breakdown(
-        parameters=int(sum(memory.parameters[k] for k in held)),
+        parameters=int(sum(memory.parameters[k] for k in stages_here)),
         gradients=int(gradients),
-        optimizer=int(sum(memory.state[k] for k in held) / len(held)),  # of twice the replicas
+        optimizer=int(
+            sum(memory.state[k] for k in stages_here) / len(stages_here)
+        ),  # of twice the replicas
         activations=int(activations * (slack + (runtime.pipeline_slack if last else 0.0))),
         temporary=int(temporary * slack + runtime.overhead_bytes),
     )

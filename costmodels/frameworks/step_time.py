@@ -388,17 +388,17 @@ def _communication(
         )
         ways: tuple[str, ...] = ()
         if use.place:
-            each = seconds / work.times[use.place]
-            places[use.place].sent_s[use.phase] += each
+            each_s = seconds / work.times[use.place]
+            places[use.place].sent_s[use.phase] += each_s
             if use.phase == "backward" and use.kind in SUMS:
-                places[use.place].summed_s += each
+                places[use.place].summed_s += each_s
                 ways += (SUMMED,)
             if work.exchanges(use):
                 ways += (EXCHANGED,)
                 again = use.phase == "forward"  # runs again with a recomputed block
-                places[use.place].exchanged_s += each * (use.phase != "recompute")
-                places[use.place].exchanged_again_s += each * again
-            sent.add(use.kind, use.axes, work.microbatches * each, ways, use.place)
+                places[use.place].exchanged_s += each_s * (use.phase != "recompute")
+                places[use.place].exchanged_again_s += each_s * again
+            sent.add(use.kind, use.axes, work.microbatches * each_s, ways, use.place)
         else:
             sent.once += seconds
             sent.add(use.kind, use.axes, seconds, (ONCE,))

@@ -33,8 +33,8 @@ def attention_keys(fused: FusedAttention | None) -> tuple[str, ...]:
     """Figures of a device's fused attention that are shown with their source."""
     if fused is None:
         return ()
-    more = (("masked", (1.0, 1.0)), ("passes", (0.0, 0.0)))
-    there = (k for k, none in more if getattr(fused, k) != none)
+    optional = (("masked", (1.0, 1.0)), ("passes", (0.0, 0.0)))
+    there = (k for k, none in optional if getattr(fused, k) != none)
     return ("forward", "backward", *there, *(("latent_head",) if fused.heads.latent else ()))
 
 
@@ -85,12 +85,12 @@ def figures(device: Device) -> tuple[tuple[str, str], ...]:
 
 def describe(device: Device, width: int = WIDTH) -> str:
     """`plan hardware NAME`: a line or more for every figure, with its source or `guessed: why`."""
-    said = (
+    facts = (
         device.kind,
         f"also {', '.join(device.aliases)}" if device.aliases else "",
         f"figures and price of {device.date}" if device.date else "",
     )
-    lines = [*textwrap.wrap(f"{device.name}: {', '.join(x for x in said if x)}", width), ""]
+    lines = [*textwrap.wrap(f"{device.name}: {', '.join(x for x in facts if x)}", width), ""]
     for key, value in figures(device):
         error = device.uncertainty.get(key)
         lines += _row(
@@ -161,8 +161,8 @@ def overview(width: int = WIDTH) -> str:
         ALSO,
     )
     rows = [head, *(_summary(load_device(name)) for name in device_names())]
-    left: list[str] = []
-    tables = [_columns(rows, width, left), _machines(width, left)]
+    dropped: list[str] = []
+    tables = [_columns(rows, width, dropped), _machines(width, dropped)]
     notes = (
         (
             "TFLOP/s: dense, 16-bit (cpu: 32-bit). matmul: best sustained share of it. Links: GB/s"
@@ -179,10 +179,10 @@ def overview(width: int = WIDTH) -> str:
     )
     gone = (
         ["Other names: " + ", ".join(f"{row[-1]} ({row[0]})" for row in rows[1:] if row[-1])]
-        if ALSO in left
+        if ALSO in dropped
         else []
     )
-    rest = [name for name in left if name != ALSO]
+    rest = [name for name in dropped if name != ALSO]
     gone += [f"A wider terminal also shows {', '.join(rest)}."] if rest else []
     wrapped = (line for note in (*notes, *gone) for line in textwrap.wrap(note, min(width, WIDTH)))
     return "\n".join((*tables[0], "", *wrapped, "", *tables[1]))
@@ -202,8 +202,8 @@ def describe_topology(name: str, width: int = WIDTH) -> str:
         if "device" in data
         else " + ".join(f"{g['devices']} x {g['device']}" for g in data["group"])
     )
-    said = (data.get("summary"), chips, f"figures of {data['date']}" if "date" in data else None)
-    lines = [*textwrap.wrap(f"{name}: {', '.join(x for x in said if x)}", width), ""]
+    facts = (data.get("summary"), chips, f"figures of {data['date']}" if "date" in data else None)
+    lines = [*textwrap.wrap(f"{name}: {', '.join(x for x in facts if x)}", width), ""]
     for level in data["level"]:
         rest = ", ".join(
             f"{key.replace('_', ' ')} {value}"
@@ -219,7 +219,7 @@ def describe_topology(name: str, width: int = WIDTH) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _machines(width: int, left: list[str]) -> list[str]:
+def _machines(width: int, dropped: list[str]) -> list[str]:
     """A line for every topology that ships."""
     rows = [
         (
@@ -233,10 +233,10 @@ def _machines(width: int, left: list[str]) -> list[str]:
         )
         for name, data in ((n, _machine(n)) for n in topology_names())
     ]
-    return _columns([("--topology", "device", "GB/s per device", "machine"), *rows], width, left)
+    return _columns([("--topology", "device", "GB/s per device", "machine"), *rows], width, dropped)
 
 
-def _columns(rows: Sequence[Sequence[str]], width: int, left: list[str]) -> list[str]:
+def _columns(rows: Sequence[Sequence[str]], width: int, dropped: list[str]) -> list[str]:
     """Rows in columns, the last of which is wrapped under itself. Columns that do not fit go, and
     their heads are put in `left`."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -246,14 +246,14 @@ def _columns(rows: Sequence[Sequence[str]], width: int, left: list[str]) -> list
         for i, column in enumerate(begins)
         if column + min(LEAST, widths[i]) <= max(width, begins[1])
     )
-    left += rows[0][last + 1 :]
+    dropped += rows[0][last + 1 :]
     lines = []
     for row in rows:
-        first, *more = textwrap.wrap(row[last], max(LEAST, width - begins[last])) or [""]
+        first, *continued = textwrap.wrap(row[last], max(LEAST, width - begins[last])) or [""]
         cells = [*row[:last], first]
         lines += [
             "  ".join(cell.ljust(w) for cell, w in zip(cells, widths, strict=False)).rstrip(),
-            *(" " * begins[last] + line for line in more),
+            *(" " * begins[last] + line for line in continued),
         ]
     return lines
 

@@ -242,11 +242,11 @@ class FusedAttention:
         """Fraction of peak of a pass over heads of a width: a kernel computes what it fills up to
         the next width of its own."""
         rates = self.backward if of.backward else self.forward
-        left = self.masked[of.backward] if of.masked else 1.0
+        masked_share = self.masked[of.backward] if of.masked else 1.0
         if not self.widths:
-            return rates[0] * left
+            return rates[0] * masked_share
         k = min(bisect_left(self.widths, of.width), len(self.widths) - 1)
-        return rates[k] * left * min(1.0, of.width / self.widths[k])
+        return rates[k] * masked_share * min(1.0, of.width / self.widths[k])
 
 
 @dataclass(frozen=True)
@@ -420,11 +420,11 @@ class _Table(dict[str, Any]):
     @classmethod
     def of(cls, data: Mapping[str, Any], name: str = "") -> _Table:
         """A table with the tables in it."""
-        made = cls(
+        table = cls(
             (k, cls.of(v, f"{name}{k}.") if isinstance(v, Mapping) else v) for k, v in data.items()
         )
-        made.name = name
-        return made
+        table.name = name
+        return table
 
     def __missing__(self, key: str) -> Any:
         raise KeyError(f"{self.name}{key}")

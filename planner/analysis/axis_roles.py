@@ -61,11 +61,11 @@ def purposes(base: BasicFacts, batch_factors: Sequence[str]) -> dict[int, dict[s
     graph, ties = base.graph, _Ties()
 
     def place(name: str, dim: int) -> tuple:
-        made = graph.producer.get(name)
+        maker = graph.producer.get(name)
         return (
             (name, dim)
-            if made is None
-            else (base.shared[made], list(graph.nodes[made].outputs).index(name), dim)
+            if maker is None
+            else (base.shared[maker], list(graph.nodes[maker].outputs).index(name), dim)
         )
 
     seeds: dict[str, list[tuple]] = {"sequence": [], "tensor": [], "expert": []}
@@ -95,8 +95,8 @@ def purposes(base: BasicFacts, batch_factors: Sequence[str]) -> dict[int, dict[s
             seeds["sequence"].append(place(name, 1))
     role_of: dict[tuple, str] = {}
     for role, places in seeds.items():
-        for at in places:
-            role_of.setdefault(ties.top(at), role)
+        for spot in places:
+            role_of.setdefault(ties.top(spot), role)
     by_class = {
         i: {
             f: (

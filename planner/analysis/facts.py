@@ -223,14 +223,14 @@ class GraphFacts(BasicFacts):
         graph reaches them. Compilers take the forward collectives of those out of the loop
         (`planner.execution.collectives`)."""
         nodes = self.graph.nodes
-        made = {
+        outside = {
             *self.graph.weights,
             *chain.from_iterable(
                 [node.outputs for i, node in enumerate(nodes) if i not in self.repeated]
             ),
         } - {""}
-        made.difference_update(*[nodes[i].inputs for i in self.repeated])
-        return frozenset(made - self.graph.reached(self.graph.inputs))
+        outside.difference_update(*[nodes[i].inputs for i in self.repeated])
+        return frozenset(outside - self.graph.reached(self.graph.inputs))
 
     @cached_property
     def repeated(self) -> frozenset[int]:
@@ -252,13 +252,13 @@ class GraphFacts(BasicFacts):
         """Classes of element-wise operators of repeated blocks that read nothing but what the turn
         of the loop before handed on. No kernel reaches over turns, so that they fuse with nothing
         that is before them."""
-        nodes, made = self.graph.nodes, self.graph.producer
+        nodes, producer = self.graph.nodes, self.graph.producer
         second = (i for first, p, _ in self.loops for i in range(first + p, first + 2 * p))
         return frozenset(
             self.shared[i]
             for i in second
             if operator_of(nodes[i].op).fusible
-            and (read := {n for n in nodes[i].inputs if n in made})
+            and (read := {n for n in nodes[i].inputs if n in producer})
             and read <= self.carried
         )
 
@@ -286,7 +286,7 @@ class GraphFacts(BasicFacts):
         operators made of it in the order of its elements: TPUs' kernels compute them as they write
         their results, and their gradients as others read them."""
         graph, fused = self.graph, set[int]()
-        made = {
+        from_kernels = {
             name
             for i, node in enumerate(graph.nodes)
             if operator_of(node.op).kind in ("product", "convolution", "norm")
@@ -294,15 +294,15 @@ class GraphFacts(BasicFacts):
         }
         for i, node in enumerate(graph.nodes):
             operator = operator_of(node.op)
-            of_product = [n for n in node.inputs if n in made]
+            of_product = [n for n in node.inputs if n in from_kernels]
             if not of_product or not operator.fusible:
                 continue
             last = {graph.tensors[n].shape[-1:] for n in (of_product[0], node.outputs[0])}
             if operator.free and len(last) == 1:
-                made.add(node.outputs[0])
+                from_kernels.add(node.outputs[0])
             elif not operator.passes_values and not operator.free:
                 fused.add(i)
-                made.update(n for n in node.outputs if n)
+                from_kernels.update(n for n in node.outputs if n)
         return frozenset(fused)
 
     @cached_property
@@ -316,10 +316,12 @@ class GraphFacts(BasicFacts):
 
         @cache
         def apart(name: str) -> bool:
-            made = graph.producer.get(name)
+            maker = graph.producer.get(name)
             kinds = {operator_of(graph.nodes[i].op).kind for i, _ in graph.consumers.get(name, ())}
-            own = made is not None and operator_of(graph.nodes[made].op).kind in OWN_KERNELS
-            return own or not kinds.isdisjoint((*OWN_KERNELS, "norm"))
+            own_kernel = (
+                maker is not None and operator_of(graph.nodes[maker].op).kind in OWN_KERNELS
+            )
+            return own_kernel or not kinds.isdisjoint((*OWN_KERNELS, "norm"))
 
         for i in self.looped:
             node = graph.nodes[i]
@@ -669,14 +671,14 @@ class GraphFacts(BasicFacts):
         count: dict[tuple, int] = {}
         first: dict[tuple, str] = {}
         for name, uses in graph.consumers.items():
-            at = graph.producer.get(name)
-            if at is None and (len(uses) == 1 or name in graph.constants):
+            maker = graph.producer.get(name)
+            if maker is None and (len(uses) == 1 or name in graph.constants):
                 continue  # stored, or handed in, as its only reader wants it
             made = None
-            if at is not None:
-                outputs = graph.nodes[at].outputs
+            if maker is not None:
+                outputs = graph.nodes[maker].outputs
                 k = outputs.index(name)
-                made = shared[at], k - outputs[:k].count("")
+                made = shared[maker], k - outputs[:k].count("")
             key = (made or name, tuple([(shared[i], slot) for i, slot in uses]), name in self.grad)
             if key in count:
                 count[key] += 1

@@ -53,7 +53,7 @@ def demand_of(base: BasicFacts, kept: frozenset[str] = frozenset()) -> Demand:
     graph, result, saved = base.graph, set[int](), dict[str, int]()
     kept -= base.gated.tensors
     for first, period, repeats in base.loops:
-        made = {o: i for i in range(first, first + period) for o in graph.nodes[i].outputs if o}
+        maker_of = {o: i for i in range(first, first + period) for o in graph.nodes[i].outputs if o}
         wanted = [
             graph.nodes[i].inputs[slot]
             for i in range(first, first + period)
@@ -62,7 +62,7 @@ def demand_of(base: BasicFacts, kept: frozenset[str] = frozenset()) -> Demand:
         again: set[int] = set()
         while wanted:
             name = wanted.pop()
-            i = made.get(name, -1)
+            i = maker_of.get(name, -1)
             if name in kept:
                 saved[name] = repeats
             elif i >= 0 and i not in again and i not in base.gated.nodes:
@@ -77,7 +77,7 @@ def find_demanded(base: BasicFacts) -> Mapping[int, Hop]:
     to an operand that a gradient reads. Readers come before what they read."""
     graph, result = base.graph, dict[int, Hop]()
     for first, period, _ in base.loops if base.training else ():
-        made = {o: i for i in range(first, first + period) for o in graph.nodes[i].outputs if o}
+        maker_of = {o: i for i in range(first, first + period) for o in graph.nodes[i].outputs if o}
         queue = deque(
             Hop(graph.nodes[i].inputs[slot], i, False)
             for i in range(first, first + period)
@@ -85,7 +85,7 @@ def find_demanded(base: BasicFacts) -> Mapping[int, Hop]:
         )
         while queue:
             hop = queue.popleft()
-            i = made.get(hop.tensor, -1)
+            i = maker_of.get(hop.tensor, -1)
             if i >= 0 and i not in result and i not in base.gated.nodes:
                 result[i] = hop
                 queue.extend(Hop(n, i, True) for n in graph.nodes[i].inputs if n)

@@ -123,4 +123,4 @@ def without_derived(
                 kept.discard(name)
             if name and name not in kept:
                 derived.add(name)
-    return {at: name for at, name in charged.items() if name in kept}
+    return {use: name for use, name in charged.items() if name in kept}

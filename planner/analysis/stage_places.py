@@ -23,10 +23,10 @@ def places(base: BasicFacts) -> dict[int, float]:
     barred, over = np.zeros(n + 1, np.int64), np.zeros(n + 1)
     for name, readers in graph.consumers.items():
         ends = [i for i, _ in readers]
-        made = graph.producer.get(name, -1)
-        low = min(ends) if name in graph.weights else made
+        maker = graph.producer.get(name, -1)
+        low = min(ends) if name in graph.weights else maker
         high = max(ends, default=low)
-        if high <= low or low < 0 or made in again:
+        if high <= low or low < 0 or maker in again:
             continue
         sums = over if name in base.grad and name not in graph.weights else barred
         size = graph.tensors[name].elements if sums is over else 1

@@ -157,7 +157,7 @@ def _body(graph: Any, around: _Numbers) -> tuple:
 def _function(proto: Any) -> tuple:
     number = _Numbers()
     inputs, nodes = number.of(proto.input), [_node(p, number) for p in proto.node]
-    given = [a.SerializeToString(deterministic=True) for a in proto.attribute_proto]
+    defaults = [a.SerializeToString(deterministic=True) for a in proto.attribute_proto]
     versions = [(o.domain, o.version) for o in proto.opset_import]
     return (
         proto.domain,
@@ -167,7 +167,7 @@ def _function(proto: Any) -> tuple:
         nodes,
         number.of(proto.output),
         tuple(proto.attribute),
-        given,
+        defaults,
         versions,
     )
 

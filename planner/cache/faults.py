@@ -53,14 +53,14 @@ class Faults:
         except Exception as e:
             if os.environ.get(STRICT):
                 raise
-            said = f"{what}: {type(e).__name__}: {e}"[:MOST_TOLD]
-            if said not in self.told:
-                self.told.append(said)
+            text = f"{what}: {type(e).__name__}: {e}"[:MOST_TOLD]
+            if text not in self.told:
+                self.told.append(text)
             return otherwise
 
 
-def trusted(at: os.stat_result) -> bool:
+def trusted(status: os.stat_result) -> bool:
     """Whether a file is one of the user's own that no other may write."""
-    return stat.S_ISREG(at.st_mode) and (
-        os.name != "posix" or (at.st_uid == os.geteuid() and not at.st_mode & 0o022)
+    return stat.S_ISREG(status.st_mode) and (
+        os.name != "posix" or (status.st_uid == os.geteuid() and not status.st_mode & 0o022)
     )

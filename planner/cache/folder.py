@@ -84,8 +84,8 @@ class Cache:
         path = self._path(key)
         try:
             with opened(path) as file:
-                at = os.fstat(file.fileno())
-                if not trusted(at) or at.st_size > MOST_ENTRY_BYTES:
+                status = os.fstat(file.fileno())
+                if not trusted(status) or status.st_size > MOST_ENTRY_BYTES:
                     return None
                 digest, _, body = file.read(MOST_ENTRY_BYTES).partition(b"\n")
             if digest.decode() != _digest(body):
@@ -172,8 +172,8 @@ class Cache:
             for e in entries:
                 with contextlib.suppress(FileNotFoundError):  # another process was faster
                     if OURS.fullmatch(e.name) and e.is_file(follow_symlinks=False):
-                        at = e.stat(follow_symlinks=False)
-                        rows.append((at.st_mtime_ns, at.st_size, Path(e.path)))
+                        status = e.stat(follow_symlinks=False)
+                        rows.append((status.st_mtime_ns, status.st_size, Path(e.path)))
         return sorted(rows)
 
     def _trim(self) -> None:

@@ -95,10 +95,10 @@ class Tables:
         self._used.clear()
         if not self._new:
             return False
-        index, at = np.zeros(len(self._new), ROW), HEAD + len(self._new) * ROW.itemsize
+        index, offset = np.zeros(len(self._new), ROW), HEAD + len(self._new) * ROW.itemsize
         for k, (key, table) in enumerate(self._new.items()):
-            index[k] = key, at, *table.shape, zlib.crc32(table.data)
-            at += table.nbytes
+            index[k] = key, offset, *table.shape, zlib.crc32(table.data)
+            offset += table.nbytes
         head = _digest(index.tobytes())
         with self.faults.writing():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -172,13 +172,13 @@ def fit_attention(samples: Sequence[Sample], memory: float) -> AttentionFit | No
     """The figures of fused attention. memory: bytes per second of its passes. None where fewer than
     two lengths of a width were measured, or what was measured makes no rates (MOST_OFF)."""
     widths = tuple(sorted({s.case.edge for s in samples}))
-    at = {(s.case.edge, s.case.rows, s.case.backward): s for s in samples}
+    sample_of = {(s.case.edge, s.case.rows, s.case.backward): s for s in samples}
     rates: list[tuple[float, ...]] = []
     passes, off = list[float](), 0.0
     for backward in (False, True):
         cases = list[tuple[int, float, float, float]]()  # width, FLOPs, bytes, seconds
-        for (width, rows, both), s in at.items():
-            less = at.get((width, rows, False))
+        for (width, rows, both), s in sample_of.items():
+            less = sample_of.get((width, rows, False))
             if both is not backward or less is None:
                 continue
             minus = less if backward else None
@@ -193,18 +193,18 @@ def fit_attention(samples: Sequence[Sample], memory: float) -> AttentionFit | No
         lengths = {w: sum(case[0] == w for case in cases) for w in widths}
         if not cases or min(lengths.values()) < 2 or min(t for *_, t in cases) <= 0:
             return None
-        left = np.array(
+        terms = np.array(
             [
                 [*(flops / t if w == width else 0.0 for w in widths), size / memory / t]
                 for width, flops, size, t in cases
             ]
         )
-        solution = np.linalg.lstsq(left, np.ones(len(cases)), rcond=None)[0]
+        solution = np.linalg.lstsq(terms, np.ones(len(cases)), rcond=None)[0]
         if solution.min() <= 0:
             return None
         rates.append(tuple(float(1 / x) for x in solution[:-1]))
         passes.append(float(solution[-1]))
-        off = max(off, float(np.abs(left @ solution - 1).max()))
+        off = max(off, float(np.abs(terms @ solution - 1).max()))
     if off > MOST_OFF:
         return None
     return AttentionFit(widths, rates[0], rates[1], (passes[0], passes[1]), off, len(samples))

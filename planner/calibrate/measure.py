@@ -132,13 +132,13 @@ def _run(devices: int, node_size: int, quick: bool, env: dict[str, str]) -> Meas
                 detail=last_said(done.stderr),
                 help=["fewer --devices"],
             )
-        told = json.loads(answer.read_text())
+        fields = json.loads(answer.read_text())
     return Measured(
-        told["kind"],
-        told["device"],
-        told["devices"],
-        told["node_size"],
-        told["jax"],
-        told["memory_bytes"],
-        tuple(Sample.from_json(s) for s in told["samples"]),
+        fields["kind"],
+        fields["device"],
+        fields["devices"],
+        fields["node_size"],
+        fields["jax"],
+        fields["memory_bytes"],
+        tuple(Sample.from_json(s) for s in fields["samples"]),
     )

@@ -63,20 +63,25 @@ def table(figures: Figures, measured: Measured, base: Device, name: str) -> Tabl
     sources["memory.capacity"] = (
         f"host memory / {measured.devices} devices" if host else "as the file of " + base.name
     )
-    own = {"tile": base.tile, "on_chip": base.on_chip_bytes}
-    copied = ("context", *(k for k, there in own.items() if there))
+    optional = {"tile": base.tile, "on_chip": base.on_chip_bytes}
+    copied = ("context", *(k for k, there in optional.items() if there))
     guessed = {f"memory.{k}": f"as the file of {base.name}" for k in copied}
-    for told, kept in (_attention_sources(figures, base), _products_sources(figures, base)):
-        sources, guessed = sources | told, guessed | kept
+    for fitted_sources, file_sources in (
+        _attention_sources(figures, base),
+        _products_sources(figures, base),
+    ):
+        sources, guessed = sources | fitted_sources, guessed | file_sources
     links: Table = {}
     for link, fit, shipped in (
         ("inner", figures.inner, base.inner),
         ("outer", figures.outer, base.outer),
     ):
-        links[link], more, unsure = _link_table(link, fit, shipped, base, host, figures.inner)
-        errors |= more
+        links[link], link_errors, unsure = _link_table(
+            link, fit, shipped, base, host, figures.inner
+        )
+        errors |= link_errors
         sources |= {
-            k: _said(e, "collectives over group sizes and payloads") for k, e in more.items()
+            k: _said(e, "collectives over group sizes and payloads") for k, e in link_errors.items()
         }
         guessed |= unsure
     (sources if host else guessed)["host.bandwidth"] = (
@@ -109,14 +114,14 @@ def _attention_sources(figures: Figures, base: Device) -> tuple[dict[str, str], 
     "table.key"."""
     measured = dict[str, str]()
     if (fit := figures.attention) and base.attention:
-        told = f"measured: lengths of causal attention, {fit.off:.0%} off at most"
+        source = f"measured: lengths of causal attention, {fit.off:.0%} off at most"
         measured = {
-            f"attention.{k}": f"{told}; {fit.samples} samples"
+            f"attention.{k}": f"{source}; {fit.samples} samples"
             for k in ("forward", "backward", "passes")
         }
     keys = [f"attention.{key}" for key in attention_keys(base.attention)]
-    said = f"as the file of {base.name}, not measured"
-    return measured, {key: said for key in keys if key not in measured}
+    unmeasured = f"as the file of {base.name}, not measured"
+    return measured, {key: unmeasured for key in keys if key not in measured}
 
 
 def _products_sources(figures: Figures, base: Device) -> tuple[dict[str, str], dict[str, str]]:
@@ -124,10 +129,12 @@ def _products_sources(figures: Figures, base: Device) -> tuple[dict[str, str], d
     if base.tiles is None:
         return {}, {}
     count, fitted = len(figures.products), ("efficiency", "start", "kernel", "sums")
-    told = f"measured: products of rising size by their extents; {count} samples"
-    measured = {f"products.{k}": told for k in fitted if count >= FEWEST}
-    said = f"as the file of {base.name}, not measured"
-    return measured, {key: said for k in sorted(KEYS) if (key := f"products.{k}") not in measured}
+    source = f"measured: products of rising size by their extents; {count} samples"
+    measured = {f"products.{k}": source for k in fitted if count >= FEWEST}
+    unmeasured = f"as the file of {base.name}, not measured"
+    return measured, {
+        key: unmeasured for k in sorted(KEYS) if (key := f"products.{k}") not in measured
+    }
 
 
 def _measured_sources(

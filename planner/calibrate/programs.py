@@ -160,8 +160,8 @@ def _attention(case: Case) -> tuple[Body, tuple[int, ...], Any]:
     def run(x: Any, _: Any) -> Any:
         if not case.backward:
             return x.at[0, 0, 0, 0].set(forward(x, x, x)[0, 0, 0, 0])
-        made = jax.vjp(forward, x, x, x)[1](x)
-        return x.at[0, 0, 0, 0].set(sum(g[0, 0, 0, 0] for g in made))
+        gradients = jax.vjp(forward, x, x, x)[1](x)
+        return x.at[0, 0, 0, 0].set(sum(g[0, 0, 0, 0] for g in gradients))
 
     shape = (ATTENTION_TOKENS // case.rows, case.rows, case.heads, case.edge)
     return run, shape, jnp.zeros(1)

@@ -89,7 +89,7 @@ def main(request: str, answer: str) -> None:
         devices, node_size, kind, asked["quick"], time.monotonic() + asked["time_limit_s"]
     )
     stats = first.memory_stats() or {} if kind != "cpu" else {}
-    told = {
+    fields = {
         "kind": kind,
         "device": first.device_kind,
         "devices": len(devices),
@@ -98,7 +98,7 @@ def main(request: str, answer: str) -> None:
         "memory_bytes": int(stats.get("bytes_limit", 0)),
         "samples": [s.to_json() for s in samples],
     }
-    Path(answer).write_text(json.dumps(told))
+    Path(answer).write_text(json.dumps(fields))
 
 
 if __name__ == "__main__":

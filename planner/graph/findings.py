@@ -39,9 +39,9 @@ class Finding(str):
 
     def __new__(cls, kind: str, text: str) -> Finding:
         """kind: one of KINDS."""
-        made = super().__new__(cls, text)
-        made.kind = kind
-        return made
+        finding = super().__new__(cls, text)
+        finding.kind = kind
+        return finding
 
     def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
         return self.kind, str(self)
@@ -49,5 +49,5 @@ class Finding(str):
 
 def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The gravest first, each once; a kind of a later version last."""
-    place = {kind: at for at, kind in enumerate(KINDS)}
+    place = {kind: rank for rank, kind in enumerate(KINDS)}
     return tuple(sorted(dict.fromkeys(findings), key=lambda f: place.get(f.kind, len(KINDS))))

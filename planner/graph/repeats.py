@@ -49,11 +49,11 @@ class _Wiring:
     kind: np.ndarray  # [nodes] equal numbers: the same work
     first: np.ndarray  # [nodes + 1] first of its operands
     operand: np.ndarray  # [operands] which tensor; 0: absent
-    made: np.ndarray  # [tensors] the node that makes it; -1: none
+    maker: np.ndarray  # [tensors] the node that makes it; -1: none
     result: np.ndarray  # [tensors] which of that node's results
     constant: np.ndarray  # [tensors]
     weight: np.ndarray  # [tensors]
-    given: np.ndarray  # [tensors] whether it is an input of the graph
+    is_input: np.ndarray  # [tensors] whether it is an input of the graph
 
     @classmethod
     def of(cls, graph: Graph) -> _Wiring:
@@ -90,14 +90,16 @@ class _Wiring:
                 for node in nodes
             ]
         )
-        taken, given = (np.cumsum([0, *map(len, each)]) for each in (inputs, outputs))
-        operand, made = (
+        first_operand, first_result = (
+            np.cumsum([0, *map(len, each)]) for each in (inputs, outputs)
+        )
+        operand, result_tensors = (
             np.array(list(map(number.__getitem__, chain(*each))), np.int64)
             for each in (inputs, outputs)
         )
         by, result = np.full((2, len(names)), NONE)
-        by[made] = np.repeat(np.arange(len(nodes)), np.diff(given))
-        result[made] = np.arange(len(made)) - given[by[made]]
+        by[result_tensors] = np.repeat(np.arange(len(nodes)), np.diff(first_result))
+        result[result_tensors] = np.arange(len(result_tensors)) - first_result[by[result_tensors]]
         by[0] = result[0] = NONE  # an output that is absent
 
         def among(some: Iterable[str]) -> np.ndarray:
@@ -107,7 +109,7 @@ class _Wiring:
 
         return cls(
             np.array(kind, np.int64),
-            taken,
+            first_operand,
             operand,
             by,
             result,
@@ -122,17 +124,19 @@ class _Wiring:
         nodes = np.flatnonzero(same)
         count = self.first[nodes + 1] - self.first[nodes]
         node = np.repeat(nodes, count)  # per operand of those
-        at = np.arange(len(node)) + np.repeat(self.first[nodes] - np.cumsum(count) + count, count)
+        slots = np.arange(len(node)) + np.repeat(
+            self.first[nodes] - np.cumsum(count) + count, count
+        )
         a, b = (
-            self.operand[at],
-            self.operand[at + np.repeat(self.first[nodes + p] - self.first[nodes], count)],
+            self.operand[slots],
+            self.operand[slots + np.repeat(self.first[nodes + p] - self.first[nodes], count)],
         )
         equal = a == b  # the same outside value, the same constant, or both absent
         open_ = ~(
             equal | self.constant[a] | (self.weight[a] & self.weight[b])
         )  # equal constants by their kind; a weight each
-        by_a, by_b = self.made[a], self.made[b]
-        same[node[open_ & ((by_b < 0) | ((by_a < 0) & ~self.given[a]))]] = False
+        by_a, by_b = self.maker[a], self.maker[b]
+        same[node[open_ & ((by_b < 0) | ((by_a < 0) & ~self.is_input[a]))]] = False
         enters = open_ & (
             (by_a < 0) | (node - by_a != node + p - by_b) | (self.result[a] != self.result[b])
         )
@@ -143,14 +147,14 @@ class _Wiring:
 
 @dataclass(frozen=True)
 class _Match:
-    """Where the operands of matching nodes come from. fits: whether a node matches. entering, made:
+    """Where the operands of matching nodes come from. fits: whether a node matches. entering, maker:
     nodes with operands that come from another relative place than in the next repeat, which only a
     first repeat may have, an entry an operand, and their producers (-1: an input). shared: latest
     producer of operands that are the same tensor in both (-1: none)."""
 
     fits: np.ndarray  # [nodes]
     entering: np.ndarray  # ascending
-    made: np.ndarray
+    maker: np.ndarray
     shared: np.ndarray  # [nodes]
 
 
@@ -216,12 +220,12 @@ def passed_through(graph: Graph, start: int, end: int) -> tuple[str, str] | None
     with a gradient that they read from outside, and the only result that is read behind them, in
     one shape. None where there is more than that."""
     nodes, trained = graph.nodes[start:end], graph.reached(graph.trainable)
-    made = {o for node in nodes for o in node.outputs if o}
+    results = {o for node in nodes for o in node.outputs if o}
     read = {name for node in nodes for name in node.inputs}
-    entering = [n for n in read - made if n in trained and n not in graph.weights]
+    entering = [n for n in read - results if n in trained and n not in graph.weights]
     leaving = [
         name
-        for name in made
+        for name in results
         if name in graph.outputs or any(k >= end for k, _ in graph.consumers.get(name, ()))
     ]
     if len(entering) != 1 or len(leaving) != 1:
@@ -239,8 +243,8 @@ def _periods(kind: np.ndarray) -> list[int]:
     def frequent(apart: Iterable[int]) -> list[tuple[int, int]]:
         """Distances between nodes of a kind with so many steps from one to the other, and how often
         they occur."""
-        each = [(order[k:] - order[:-k])[sorted_kind[k:] == sorted_kind[:-k]] for k in apart]
-        values, times = np.unique(np.concatenate(each), return_counts=True)
+        distances = [(order[k:] - order[:-k])[sorted_kind[k:] == sorted_kind[:-k]] for k in apart]
+        values, times = np.unique(np.concatenate(distances), return_counts=True)
         return list(zip(values.tolist(), times.tolist(), strict=True))
 
     near = sorted(frequent((1,)), key=lambda g: (-g[0] * g[1], g[0]))[:MAX_PERIODS]
@@ -253,12 +257,12 @@ def _runnable(match: _Match, begin: int, end: int, p: int) -> list[tuple[int, in
     repeat, and all outside operands come from before it."""
     if end - begin < p:
         return []  # no second repeat
-    at = slice(*np.searchsorted(match.entering, (begin, end)))
-    entering, made = match.entering[at], match.made[at]
+    within = slice(*np.searchsorted(match.entering, (begin, end)))
+    entering, makers = match.entering[within], match.maker[within]
     start = max(begin, int(entering[-1]) - p + 1) if len(entering) else begin
     while start < end:
         late, shared = (
-            entering[(entering >= start) & (made >= start)],
+            entering[(entering >= start) & (makers >= start)],
             int(match.shared[start:end].max()),
         )
         if not len(late) and shared < start:
@@ -297,8 +301,8 @@ def _first_apart(graph: Graph, start: int, p: int, repeats: int) -> bool:
     and can be a loop."""
 
     def read_behind(repeat: int) -> list[bool]:
-        made = (o for i in range(p) for o in graph.nodes[start + repeat * p + i].outputs if o)
-        readers = (graph.consumers.get(name, ()) for name in made)
+        results = (o for i in range(p) for o in graph.nodes[start + repeat * p + i].outputs if o)
+        readers = (graph.consumers.get(name, ()) for name in results)
         return [bool(r) and r[-1][0] >= start + p * repeats for r in readers]
 
     return repeats > MIN_REPEATS and read_behind(0) != read_behind(1) and any(read_behind(0))

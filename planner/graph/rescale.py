@@ -72,26 +72,26 @@ class Scaled:
 
         away, apart = size - self.sizes[0], self.sizes[1] - self.sizes[0]
 
-        def times(value: int, more: int) -> int:
-            added, rest = divmod(more * away, apart) if more else (0, 0)
+        def times(value: int, growth: int) -> int:
+            added, rest = divmod(growth * away, apart) if growth else (0, 0)
             if rest:
                 raise _Differs
-            return int(value) + added if more else value
+            return int(value) + added if growth else value
 
         try:
             shapes: dict[tuple, tuple[int, ...]] = {}  # layers have tensors of few shapes
-            for name, more in self.shapes.items():
+            for name, growths in self.shapes.items():
                 t = tensors[name]
-                if (t.shape, more) not in shapes:
-                    shapes[t.shape, more] = tuple(map(times, t.shape, more))
-                tensors[name] = Tensor(name, shapes[t.shape, more], t.dtype, t.role)
+                if (t.shape, growths) not in shapes:
+                    shapes[t.shape, growths] = tuple(map(times, t.shape, growths))
+                tensors[name] = Tensor(name, shapes[t.shape, growths], t.dtype, t.role)
             for i, changed in self.attrs.items():
-                given = {k: nodes[i].attrs[k] for k in changed}
+                values = {k: nodes[i].attrs[k] for k in changed}
                 scaled = {
                     k: tuple(map(times, v, changed[k]))  # type: ignore[arg-type]
                     if isinstance(v, tuple)
                     else times(v, changed[k])  # type: ignore[arg-type]
-                    for k, v in given.items()
+                    for k, v in values.items()
                 }
                 nodes[i] = replace(nodes[i], attrs={**nodes[i].attrs, **scaled})
             for name, more_at in self.constants.items():
@@ -101,8 +101,10 @@ class Scaled:
                 constants[name] = value.astype(constants[name].dtype)
             for name, rows in self.weights.items():
                 steps = tuple(
-                    (kind, tuple(map(times, given, more)))
-                    for (kind, given), more in zip(weights[name].transform, rows, strict=True)
+                    (kind, tuple(map(times, arguments, growths)))
+                    for (kind, arguments), growths in zip(
+                        weights[name].transform, rows, strict=True
+                    )
                 )
                 if any(kind == "rebatch" and given[2] == given[4] for kind, given in steps):
                     raise _Differs  # at the batch of the file nothing is lengthened
@@ -155,8 +157,10 @@ class Scaled:
                 {n: entries(graph.constants[n], grown) for n, grown in self.constants.items()},
                 {
                     n: tuple(
-                        each(given, grown)
-                        for (_, given), grown in zip(graph.weights[n].transform, rows, strict=True)
+                        each(arguments, grown)
+                        for (_, arguments), grown in zip(
+                            graph.weights[n].transform, rows, strict=True
+                        )
                     )
                     for n, rows in self.weights.items()
                 },
@@ -197,12 +201,12 @@ class _Growth:
             return np.zeros(x.shape, np.int64)
         if x.dtype.kind not in "iu":
             raise _Differs
-        more = y.astype(np.int64) - x.astype(np.int64)
+        growth = y.astype(np.int64) - x.astype(np.int64)
         if self.a is not None and self.b is not None:
             before, after = (value[grows].astype(object) for value in (x, y))
             if (before * self.b != after * self.a).any():
                 raise _Differs
-        return np.asarray(more)
+        return np.asarray(growth)
 
 
 def _common(a: Graph, b: Graph, growth: _Growth) -> tuple[dict, dict, dict, dict, dict]:

@@ -134,13 +134,17 @@ def for_long_sequences(topology: Topology, stages: int, rows: int) -> tuple[Mesh
     for tensor in (inner, inner // 2):
         if tensor < 2 or per_stage % tensor or not per_stage // tensor:
             continue
-        left = per_stage // tensor
-        for data in sorted((d for d in divisors(left) if d <= rows and d < left), reverse=True)[:3]:
+        devices_left = per_stage // tensor
+        for data in sorted(
+            (d for d in divisors(devices_left) if d <= rows and d < devices_left), reverse=True
+        )[:3]:
             sizes = {STAGE: stages} if stages > 1 else {}
             sizes |= {"data": data} if data > 1 else {}
             with suppress(PlanError):  # across the links
                 meshes.append(
-                    pinned_mesh(topology, {**sizes, "sequence": left // data, "tensor": tensor})
+                    pinned_mesh(
+                        topology, {**sizes, "sequence": devices_left // data, "tensor": tensor}
+                    )
                 )
     return tuple(meshes)
 

@@ -105,7 +105,7 @@ def _grouped(
             groups[-1] = device, groups[-1][1] + 1, group
         else:
             groups.append((device, 1, group))
-    own = tuple(
+    group_links = tuple(
         tuple(
             replace(link, size=level.size)
             for link, level in zip(topology.group_levels[group], levels, strict=True)
@@ -114,6 +114,6 @@ def _grouped(
         if topology.group_levels
     )
     if len(groups) == 1:
-        return Topology(groups[0][0], own[0] if own else levels)
+        return Topology(groups[0][0], group_links[0] if group_links else levels)
     mixed = Topology.mixed(tuple((device, n) for device, n, _ in groups), levels)
-    return replace(mixed, group_levels=own)
+    return replace(mixed, group_levels=group_links)

@@ -150,9 +150,10 @@ class Topology:
         kinds that cannot run one program."""
 
         chip = slowest(groups)
-        said = " + ".join(f"{n} x {d.name}" for d, n in groups)
+        groups_text = " + ".join(f"{n} x {d.name}" for d, n in groups)
         note = (
-            f"{said} share the work evenly, as one program on one mesh does: kernels take what they"
+            f"{groups_text} share the work evenly, as one program on one mesh does: kernels take"
+            " what they"
             f" take on the slowest, {show_bytes(chip.memory_bytes)} is the smallest memory, MFU"
             " counts the peaks of all"
         )
@@ -181,8 +182,8 @@ class Topology:
             for name, size in (
                 (axis.name, size)
                 for axis in reversed(mesh.axes)
-                for at, size in axis.parts
-                if at == i
+                for level, size in axis.parts
+                if level == i
             ):
                 reach *= size
                 if name in axes:
@@ -267,8 +268,8 @@ def from_json(data: Mapping[str, Any]) -> Topology:
     levels = _read_levels(data["levels"])
     if groups := data.get("groups"):
         kinds = tuple((device(g["device"]), int(g["devices"])) for g in groups)
-        own = tuple(map(_read_levels, data.get("group_levels", ())))
-        return _recorded_groups(kinds, levels, own)
+        group_levels = tuple(map(_read_levels, data.get("group_levels", ())))
+        return _recorded_groups(kinds, levels, group_levels)
     chip = device(data.get("hardware") or data["device"])
     if anchor := data.get("anchor"):
         chip = replace(chip, rates=anchor["rates"], anchor=anchor["model"])
@@ -278,16 +279,18 @@ def from_json(data: Mapping[str, Any]) -> Topology:
 def _recorded_groups(
     kinds: tuple[tuple[Device, int], ...],
     levels: tuple[Level, ...],
-    own: tuple[tuple[Level, ...], ...],
+    group_levels: tuple[tuple[Level, ...], ...],
 ) -> Topology:
     """The machine of several kinds of device, with each group's own links where they are known."""
     sizes = [level.size for level in levels]
     try:
         if min(n for _, n in kinds) < 1 or sum(n for _, n in kinds) != prod(sizes):
             raise DeviceError(f"{prod(sizes)} devices in groups of {[n for _, n in kinds]}")
-        if own and [[level.size for level in each] for each in own] != [sizes] * len(kinds):
+        if group_levels and [[level.size for level in each] for each in group_levels] != [
+            sizes
+        ] * len(kinds):
             raise DeviceError("group_levels that are not the levels of each group")
-        return replace(Topology.mixed(kinds, levels), group_levels=own)
+        return replace(Topology.mixed(kinds, levels), group_levels=group_levels)
     except DeviceError as e:
         raise PlanError(
             "P060",
@@ -348,10 +351,10 @@ def device(name: str) -> Device:
         )
         if "+" in name:
             near = "several kinds of device: COUNTxDEVICE joined by +, 8xh100-sxm+8xa100-80gb"
-        own = "any other device is a file of ten lines, --hardware mine.toml (docs/hardware.md)"
+        hint = "any other device is a file of ten lines, --hardware mine.toml (docs/hardware.md)"
         help = [
             h
-            for h in (near, f"shipped: {', '.join(names)}", own if near else f"{own}:\n{OWN}")
+            for h in (near, f"shipped: {', '.join(names)}", hint if near else f"{hint}:\n{OWN}")
             if h
         ]
         raise PlanError("P010", f"unknown hardware {name!r}", detail=[str(e)], help=help) from e
@@ -500,7 +503,7 @@ def _torus(chip: Device, devices: int) -> Topology:
 
 def _slice(chip: Device, shape: tuple[int, ...], devices: int | None) -> Topology:
     """A slice named by its shape in chips."""
-    said = "x".join(map(str, shape))
+    shape_text = "x".join(map(str, shape))
     real = real_slices(chip.inner.torus_pod) if chip.inner.torus_pod else []
     if shape not in real:
         near = sorted(
@@ -520,14 +523,15 @@ def _slice(chip: Device, shape: tuple[int, ...], devices: int | None) -> Topolog
         ]
         raise PlanError(
             "P012",
-            f"{said} is no slice of {chip.name}" + ("" if real else ": its devices form no torus"),
+            f"{shape_text} is no slice of {chip.name}"
+            + ("" if real else ": its devices form no torus"),
             help=help,
         )
     n = prod(shape) * chip.package_size
     if devices not in (None, n):
         raise PlanError(
             "P014",
-            f"--devices {devices} but a slice {said} of {chip.name} has {n}",
+            f"--devices {devices} but a slice {shape_text} of {chip.name} has {n}",
             help=[f"--devices {n}, or leave --devices out"],
         )
     return _on_torus(chip, shape, 1)

@@ -102,11 +102,14 @@ def _mixed(
 ) -> Topology:
     """Groups on their links. Raises PlanError P013 for kinds that run no program together, P014
     where they are not as many as the levels join."""
-    said, joined = " + ".join(f"{n} x {d.name}" for d, n in groups), prod(x.size for x in levels)
+    groups_text, joined = (
+        " + ".join(f"{n} x {d.name}" for d, n in groups),
+        prod(x.size for x in levels),
+    )
     if (n := sum(n for _, n in groups)) != joined:
         raise PlanError(
             "P014",
-            f"{path}: groups of {n} devices ({said}), levels that join {joined}",
+            f"{path}: groups of {n} devices ({groups_text}), levels that join {joined}",
             help=["as many devices as the sizes of the levels multiply to"],
         )
     try:

@@ -69,7 +69,7 @@ def _choices(rule: Rule, limits: Limits) -> tuple[tuple[str, ...], tuple[AloneLi
 @cache
 def _fits(bounds: tuple[AloneLimits, ...], pieces: tuple[int, ...]) -> tuple[tuple[bool, ...], ...]:
     """Which numbers of pieces choices with these limits may be cut into."""
-    return tuple([tuple([divides(*each, n) for n in pieces]) for each in bounds])
+    return tuple([tuple([divides(*limits, n) for n in pieces]) for limits in bounds])
 
 
 @cache
@@ -96,15 +96,15 @@ def _of(options: tuple[str, ...], axes: Axes, kept: bytes) -> tuple[Split, ...]:
 def _menu(options: tuple[str, ...], axes: Axes) -> tuple[tuple[Split, ...], np.ndarray]:
     """Every way to give each of the axes to an option or to none, the empty one first, and bits of
     the axes that each option gets. [options, splits]"""
-    each = list(itertools.product(range(-1, len(options)), repeat=len(axes)))
-    bits = np.zeros((len(options) + 1, len(each)), np.int64)
-    for k, options_of in enumerate(np.array(each, np.int64).reshape(len(each), len(axes)).T):
-        bits[options_of, np.arange(len(each))] |= 1 << k
+    choices = list(itertools.product(range(-1, len(options)), repeat=len(axes)))
+    bits = np.zeros((len(options) + 1, len(choices)), np.int64)
+    for k, options_of in enumerate(np.array(choices, np.int64).reshape(len(choices), len(axes)).T):
+        bits[options_of, np.arange(len(choices))] |= 1 << k
     splits = []
-    for of in each:
-        given: dict[str, list[str]] = {}
+    for of in choices:
+        axes_by_option: dict[str, list[str]] = {}
         for a, k in zip(axes, of, strict=True):
             if k >= 0:
-                given.setdefault(options[k], []).append(a)
-        splits.append(Split.of(given))
+                axes_by_option.setdefault(options[k], []).append(a)
+        splits.append(Split.of(axes_by_option))
     return tuple(splits), bits[:-1]  # the last row is of axes that no option gets

@@ -62,21 +62,21 @@ class LayoutDifferences:
         )
         rank, n = old.shape[1] - 2, len(self._rows)
         if n > self._change.shape[1]:
-            more = 2 * n - self._change.shape[1]
+            added = 2 * n - self._change.shape[1]
             self._change, self._stay = (
-                np.pad(part, ((0, 0), (0, more), (0, more)), constant_values=UNKNOWN)
+                np.pad(part, ((0, 0), (0, added), (0, added)), constant_values=UNKNOWN)
                 for part in (self._change, self._stay)
             )
         wide = self._change.shape[1]
         plane = np.array([0] * rank + [wide * wide] * 2)[:, None]
-        at = plane + (old * wide)[a].T + new[b].T  # [dims and two, pairs] places in the tables
-        change = self._change.take(at)
+        places = plane + (old * wide)[a].T + new[b].T  # [dims and two, pairs] places in the tables
+        change = self._change.take(places)
         if change.min() == UNKNOWN:
-            for cell in sorted(set(at[change == UNKNOWN].tolist())):
+            for cell in sorted(set(places[change == UNKNOWN].tolist())):
                 self._differ(*divmod(cell, wide))
-            change = self._change.take(at)
-        key = np.zeros((at.shape[1], self._most + 4), np.int32)
-        key[:, 0] = np.bitwise_or.reduce(self._stay.take(at), axis=0)
+            change = self._change.take(places)
+        key = np.zeros((places.shape[1], self._most + 4), np.int32)
+        key[:, 0] = np.bitwise_or.reduce(self._stay.take(places), axis=0)
         key[:, 1:3] = change[rank:].T
         # Which of the dims change makes no difference, only in what order: the next that does goes
         # where one that does not would be.

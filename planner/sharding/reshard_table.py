@@ -136,8 +136,8 @@ class ReshardTable:
                 for numbers in key
             )
             if len(self._place) > len(self._of):
-                more = 2 * len(self._place) - len(self._of)
-                self._of = np.pad(self._of, ((0, more), (0, more)), constant_values=UNKNOWN)
+                added = 2 * len(self._place) - len(self._of)
+                self._of = np.pad(self._of, ((0, added), (0, added)), constant_values=UNKNOWN)
             grid = self._grids[key] = self._of[r[:, None], c]
             a, b = np.nonzero(grid == UNKNOWN)
             if len(a):
@@ -174,11 +174,11 @@ class ReshardTable:
                 term = self._term_of.get((collective, axes, stay))
                 if term is None:
                     of, (kind, over, cut) = dict(zip(NAMES, axes, strict=False)), collective
-                    each = (
+                    parts = (
                         tuple([of[x] for x in over]),
                         (*[of[x] for x in cut], *self.differences.staying(stay)),
                     )
-                    term = self._term_of[collective, axes, stay] = self.number(kind, *each)
+                    term = self._term_of[collective, axes, stay] = self.number(kind, *parts)
                 self.pair.append(k)
                 self.back.append(backward)
                 self.term.append(term)

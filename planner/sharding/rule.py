@@ -88,11 +88,11 @@ class KernelCollective:
 
     def times(self, devices: int, local: Mapping[str, int]) -> tuple[int, int]:
         """How often it runs in each pass, where pieces of these sizes are on so many devices."""
-        each = devices - 1 if self.ring else 1
+        steps = devices - 1 if self.ring else 1
         length = self._length(local) if self.ring and self.reach else 0
         if length:
-            each = min(each, -(-self.reach // length))
-        return self.forward * each, self.backward * each
+            steps = min(steps, -(-self.reach // length))
+        return self.forward * steps, self.backward * steps
 
     def axes(self, split: Split, order: Iterable[str]) -> Axes:
         """The axes it runs over, in the order given; none where it does not run."""
@@ -157,7 +157,10 @@ class Rule:
     @cached_property
     def form(self) -> tuple[object, ...]:
         """What layouts follow from, whatever the sizes."""
-        inner, paired = tuple(each.factor for each in self.inner), tuple(self.paired.items())
+        inner, paired = (
+            tuple(collective.factor for collective in self.inner),
+            tuple(self.paired.items()),
+        )
         return self.operands, self.results, self.linear, inner, paired
 
     @cached_property
@@ -172,15 +175,15 @@ class Rule:
     def axes(self, factor: str, split: Split, order: Sequence[str] = ()) -> Axes:
         """Axes that cut a factor, alone or in a pair; where it is cut both ways they stand in the
         order of the mesh."""
-        own = split.axes(factor)
+        cut_by = split.axes(factor)
         for name, members in self.paired.items():
             joint = split.axes(name) if factor in members else ()
-            own = (
-                tuple(sorted((*own, *joint), key=list(order).index))
-                if own and joint and order
-                else (*own, *joint)
+            cut_by = (
+                tuple(sorted((*cut_by, *joint), key=list(order).index))
+                if cut_by and joint and order
+                else (*cut_by, *joint)
             )
-        return own
+        return cut_by
 
     @cached_property
     def compound(self) -> tuple[Dim, ...]:
@@ -373,7 +376,7 @@ USUAL = Limits()
 
 def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = USUAL) -> bool:
     """Whether a split may be used: see planner.sharding.candidates. An axis serves one factor."""
-    axes = [a for _, each in split.pairs for a in each]
+    axes = [a for _, names in split.pairs for a in names]
     if len(set(axes)) < len(axes):
         return False
     if rule.inner and any(

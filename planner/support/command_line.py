@@ -30,12 +30,12 @@ class _Once(argparse._StoreAction):
                 f"{option_string} is empty",
                 help=[f"{option_string} {self.metavar or 'VALUE'}, or leave it out"],
             )
-        given = parser.given if isinstance(parser, Parser) else {}
-        if self.option_strings and given.setdefault(self.dest, values) != values:
+        seen = parser.given if isinstance(parser, Parser) else {}
+        if self.option_strings and seen.setdefault(self.dest, values) != values:
             raise PlanError(
                 "P003",
-                f"{option_string} is given twice, {given[self.dest]} and {values}",
-                help=[self._instead(given[self.dest], values)],
+                f"{option_string} is given twice, {seen[self.dest]} and {values}",
+                help=[self._instead(seen[self.dest], values)],
             )
         super().__call__(parser, namespace, values, option_string)
 

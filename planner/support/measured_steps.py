@@ -116,10 +116,10 @@ def _clocked(rows: Sequence[Row]) -> list[float]:
     for clock in CLOCKS:
         for count in COUNTS:
             points = [
-                (step, at)
+                (step, clock_time)
                 for row in rows
                 if (step := _number(row.get(count))) is not None
-                and (at := _number(row.get(clock))) is not None
+                and (clock_time := _number(row.get(clock))) is not None
             ]
             if len(points) > 1:
                 return [

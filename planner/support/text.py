@@ -206,8 +206,8 @@ def fitted(
             if visible(words) > room
             else [words]
         )
-        first, *more = (line.replace("\u00a0", " ") for line in lines)
-        out += [[*row[:-1], first], *([*[""] * (len(row) - 1), line] for line in more)]
+        first, *continued = (line.replace("\u00a0", " ") for line in lines)
+        out += [[*row[:-1], first], *([*[""] * (len(row) - 1), line] for line in continued)]
     return table(out, right, gap)
 
 

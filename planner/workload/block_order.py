@@ -80,17 +80,20 @@ def _heights(graph: Graph) -> dict[str, int]:
 def _widely_read(graph: Graph, heights: Mapping[str, int]) -> list[str]:
     """Results with readers over much of what lies between them and the outputs (an encoder's, a
     condition), those nearest to the inputs first."""
-    left: dict[int, int] = {}  # node -> how many nodes lie between it and an output at most
+    distance: dict[int, int] = {}  # node -> how many nodes lie between it and an output at most
     widely_read = []
     for i in reversed(range(len(graph.nodes))):
-        after = [
-            [left[k] for k, _ in graph.consumers.get(name, ())] for name in graph.nodes[i].outputs
+        distances = [
+            [distance[k] for k, _ in graph.consumers.get(name, ())]
+            for name in graph.nodes[i].outputs
         ]
-        left[i] = 1 + max((max(each) for each in after if each), default=0)
+        distance[i] = 1 + max(
+            (max(of_readers) for of_readers in distances if of_readers), default=0
+        )
         widely_read += [
             name
-            for name, each in zip(graph.nodes[i].outputs, after, strict=True)
-            if len(each) > 1 and max(each) - min(each) > WIDE * max(each)
+            for name, of_readers in zip(graph.nodes[i].outputs, distances, strict=True)
+            if len(of_readers) > 1 and max(of_readers) - min(of_readers) > WIDE * max(of_readers)
         ]
     return sorted(widely_read, key=lambda name: heights[name])
 
@@ -100,6 +103,6 @@ def _ordered(node: Node, graph: Graph, heights: Mapping[str, int]) -> Node:
     the inputs before others."""
     if node.attrs or (operator := operator_of(node.op)) is None or not operator.commutes:
         return node
-    given = graph.weights.keys() | graph.constants.keys()
-    inputs = sorted(node.inputs, key=lambda n: (n in given, heights.get(n, 0)))
+    stored = graph.weights.keys() | graph.constants.keys()
+    inputs = sorted(node.inputs, key=lambda n: (n in stored, heights.get(n, 0)))
     return replace(node, inputs=tuple(inputs))

@@ -84,9 +84,9 @@ def add_adapters(graph: Graph, text: str) -> Graph:
             ],
             help=["targets: weights of linear layers"],
         )
-    made = _Made(graph, spec)
+    adapted = _Made(graph, spec)
     for node in graph.nodes:
-        made.copy(node, targets)
+        adapted.copy(node, targets)
     skipped = len(wanted) - len(targets)
     scale = f", scaled by {spec.alpha / spec.rank:g}" if spec.alpha != spec.rank else ""
     note = (
@@ -97,12 +97,12 @@ def add_adapters(graph: Graph, text: str) -> Graph:
         note += f"; {skipped} parameters that match are no weights of linear layers and have none"
     return replace(
         graph,
-        nodes=tuple(made.nodes),
-        tensors=made.tensors,
-        weights=made.weights,
-        labels=made.labels,
-        constants=made.constants,
-        trainable=frozenset(graph.trainable | made.trained),
+        nodes=tuple(adapted.nodes),
+        tensors=adapted.tensors,
+        weights=adapted.weights,
+        labels=adapted.labels,
+        constants=adapted.constants,
+        trainable=frozenset(graph.trainable | adapted.trained),
         notes=(*graph.notes, note),
     )
 
@@ -208,12 +208,12 @@ class _Made:
         dtype: str,
         turned: int = 0,
     ) -> str:
-        made = self._tensor(f"{like.outputs[0]}/{what}", shape, dtype)
+        result = self._tensor(f"{like.outputs[0]}/{what}", shape, dtype)
         attrs = {"trans_a": turned, "trans_b": turned} if op == "MatMul" else {}
         self.nodes.append(
-            Node(self._id(like, what), op, inputs, (made,), attrs, like.scope, (like.id,))
+            Node(self._id(like, what), op, inputs, (result,), attrs, like.scope, (like.id,))
         )
-        return made
+        return result
 
     def _pair(self, weight: str, turned: bool) -> tuple[str, str]:
         """A and B of a weight, made once however often it is used."""

@@ -95,14 +95,14 @@ def add_loss(
             f"output {source.name!r} is {source.dtype}: a loss needs a float output",
             help=["--logits NAME"] if len(graph.outputs) > 1 else ["--workload infer"],
         )
-    made = _Loss(graph, source)
+    builder = _Loss(graph, source)
     if is_user_loss(loss):
-        made.user(loss)
+        builder.user(loss)
     elif loss == "cross_entropy":
-        made.cross_entropy(shift_labels, ignore_index)
+        builder.cross_entropy(shift_labels, ignore_index)
     else:
-        made.add(LOSSES[loss], (source.name, made.input(TARGETS, source.shape, source.dtype)))
-    return _checked(prune(made.graph()))
+        builder.add(LOSSES[loss], (source.name, builder.input(TARGETS, source.shape, source.dtype)))
+    return _checked(prune(builder.graph()))
 
 
 _TERM = re.compile(r"(?:([+-]?[\d.]+(?:[eE][+-]?\d+)?)\*)?output:(.+)", re.S)
@@ -169,25 +169,25 @@ def _own_output(graph: Graph, loss: str, terms: tuple[tuple[float, str], ...]) -
             detail=_shapes(graph),
             help=["--loss cross_entropy, or another output"],
         )
-    made = _Loss(graph, graph.tensors[terms[0][1]])
+    builder = _Loss(graph, graph.tensors[terms[0][1]])
     plain = len(terms) == 1 and terms[0][0] == 1
     total = ""
     for weight, name in terms:
         t = graph.tensors[name]
         if t.shape:
-            name = made.node("Reshape", (name,), "reshape", (), t.dtype)
+            name = builder.node("Reshape", (name,), "reshape", (), t.dtype)
         if t.dtype != "float32" and not plain:
-            name = made.node("Cast", (name,), "cast", (), "float32", to="float32")
+            name = builder.node("Cast", (name,), "cast", (), "float32", to="float32")
         if weight != 1:
-            name = made.node(
+            name = builder.node(
                 "Mul",
-                (name, made.constant("weight", weight, np.float32)),
+                (name, builder.constant("weight", weight, np.float32)),
                 "weighted",
                 (),
                 "float32",
             )
-        total = made.node("Add", (total, name), "sum", (), "float32") if total else name
-    return made.graph(total)
+        total = builder.node("Add", (total, name), "sum", (), "float32") if total else name
+    return builder.graph(total)
 
 
 def left_out(graph: Graph, loss: str, logits: str = "") -> tuple[Finding, ...]:

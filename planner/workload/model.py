@@ -85,15 +85,19 @@ class Workload:
         if self.kind != "infer":
             return
         defaults = {f.name: f.default for f in fields(self)}
-        given = [
+        options = [
             "--" + n.replace("_", "-") for n in TRAINING_ONLY if getattr(self, n) != defaults[n]
         ]
-        if given:
+        if options:
             raise PlanError(
                 "P028",
-                f"{' and '.join(given)} {'say' if len(given) > 1 else 'says'} how to train, and the"
+                f"{' and '.join(options)} {'say' if len(options) > 1 else 'says'} how to train, and"
+                " the"
                 " workload is infer",
-                help=["leave it out" if len(given) == 1 else "leave them out", "--workload train"],
+                help=[
+                    "leave it out" if len(options) == 1 else "leave them out",
+                    "--workload train",
+                ],
             )
 
     def to_json(self, graph: Graph, batch: int, loss: str) -> dict[str, Any]:
@@ -107,13 +111,13 @@ class Workload:
             "optimizer": self.optimizer,
             "lr": self.lr,
         }
-        given = {
+        chosen = {
             "ignore_index": self.ignore_index,
             "tie": list(self.tie),
             "lora": self.lora,
             "tables": self.tables,
         }  # in the file only where they say something
-        training |= {k: v for k, v in given.items() if v not in (None, [], "", "device")}
+        training |= {k: v for k, v in chosen.items() if v not in (None, [], "", "device")}
         return {
             "kind": self.kind,
             "batch": batch,
@@ -125,12 +129,12 @@ class Workload:
     def _routing(self) -> dict[str, Any]:
         """Of the same file: what the user said of routers, where that is something."""
         counts = isinstance(self.imbalance, tuple)
-        given = {
+        chosen = {
             "counts": list(self.imbalance) if isinstance(self.imbalance, tuple) else None,
             "imbalance": None if counts else self.imbalance,
             "capacity": self.capacity,
         }
-        known = {k: v for k, v in given.items() if v is not None}
+        known = {k: v for k, v in chosen.items() if v is not None}
         return {"routing": known} if known else {}
 
 
@@ -193,14 +197,14 @@ class Model:
         if ".json" in path.name:
             from models_zoo.hf_config import CACHE, split_config, told, with_lengths
 
-            file, given = (text, dict[str, int]()) if path.exists() else split_config(text)
+            file, sizes = (text, dict[str, int]()) if path.exists() else split_config(text)
             path = Path(file)
             if path.suffix == ".json":
-                cached = bool(given.pop(CACHE, 0))
-                workload = replace(workload, dims={**given, **workload.dims})
-                proto, taken, left = with_lengths(path, workload.dims, cached)
+                cached = bool(sizes.pop(CACHE, 0))
+                workload = replace(workload, dims={**sizes, **workload.dims})
+                proto, taken, assumed = with_lengths(path, workload.dims, cached)
                 said = (
-                    *(f"{dim} {n:,} (--dim {dim}={n})" for dim, n in left.items()),
+                    *(f"{dim} {n:,} (--dim {dim}={n})" for dim, n in assumed.items()),
                     *told(proto, "notes"),
                 )
                 return cls(

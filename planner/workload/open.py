@@ -18,13 +18,13 @@ def workload_of(*, workload: str = "train", **options: Any) -> Workload:
     from planner.workload.model import Workload
 
     choose("tables", options.get("tables", PLACES[0]), PLACES)
-    given = {k: v for k, v in options.items() if v is not None}
+    chosen = {k: v for k, v in options.items() if v is not None}
     for key, read in (("imbalance", spread_of), ("capacity", factor_of)):
-        if key in given:
-            given[key] = read(given[key])
+        if key in chosen:
+            chosen[key] = read(chosen[key])
     for key in ("trainable", "freeze", "tie"):
-        given[key] = tuple(given.get(key, ()))
-    return Workload(kind=workload, **given)
+        chosen[key] = tuple(chosen.get(key, ()))
+    return Workload(kind=workload, **chosen)
 
 
 def open_model(source: Any, devices: int, **workload: Any) -> Model:

@@ -112,7 +112,7 @@ def with_routing(graph: Graph, spread: Spread | None, factor: float | None) -> G
         )
     if isinstance(spread, float):
         _refuse_more_than_all(graph, spread)
-    more = {
+    routing_attrs = {
         key: value
         for key, value in (
             ("counts" if isinstance(spread, tuple) else "imbalance", spread),
@@ -121,7 +121,7 @@ def with_routing(graph: Graph, spread: Spread | None, factor: float | None) -> G
         if value is not None
     }
     nodes = tuple(
-        replace(node, attrs={**node.attrs, **more}) if i in experts else node
+        replace(node, attrs={**node.attrs, **routing_attrs}) if i in experts else node
         for i, node in enumerate(graph.nodes)
     )
     return replace(graph, nodes=nodes)

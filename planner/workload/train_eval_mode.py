@@ -77,13 +77,15 @@ def _seeded(graph: Graph) -> Graph:
     seed = _free(SEED, graph)
     tensors = {**graph.tensors, seed: Tensor(seed, (), "int32", "input")}
     nodes: list[Node] = []
-    at = seed
+    current_seed = seed
     for node in graph.nodes:
         if node.id in drawing:
             after = f"{node.outputs[0]}/seed"
             tensors[after] = Tensor(after, (), "int32")
-            node = replace(node, inputs=(*node.inputs[:1], at), outputs=(node.outputs[0], after))
-            at = after
+            node = replace(
+                node, inputs=(*node.inputs[:1], current_seed), outputs=(node.outputs[0], after)
+            )
+            current_seed = after
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes), tensors=tensors, inputs=(*graph.inputs, seed))
 

@@ -148,26 +148,29 @@ def fitted(
     names = fitted_names(rows)
     theta, widths = np.zeros(len(names)), np.array([within[name] for name in names])
 
-    def rates(at: np.ndarray) -> Rates:
+    def rates(log_factors: np.ndarray) -> Rates:
         return replace(
             start,
-            **{n: getattr(start, n) * float(np.exp(x)) for n, x in zip(names, at, strict=True)},
+            **{
+                n: getattr(start, n) * float(np.exp(x))
+                for n, x in zip(names, log_factors, strict=True)
+            },
         )
 
-    def priced(at: np.ndarray) -> np.ndarray:
-        constants = rates(at)
+    def priced(log_factors: np.ndarray) -> np.ndarray:
+        constants = rates(log_factors)
         return np.log([row.step_s(constants) for row in rows])
 
     for _ in range(ROUNDS):
         now = priced(theta)
-        left = np.log(measured) - now
+        errors = np.log(measured) - now
         slopes = np.stack(
             [(priced(theta + 0.02 * step) - now) / 0.02 for step in np.eye(len(names))], 1
         )
-        weight = share * SPREAD**-2 / np.maximum(1.0, np.abs(left) / (1.5 * SPREAD))
+        weight = share * SPREAD**-2 / np.maximum(1.0, np.abs(errors) / (1.5 * SPREAD))
         normal = (slopes * weight[:, None]).T @ slopes + np.diag(widths**-2.0)
         theta = theta + np.clip(
-            np.linalg.solve(normal, (slopes * weight[:, None]).T @ left - theta / widths**2),
+            np.linalg.solve(normal, (slopes * weight[:, None]).T @ errors - theta / widths**2),
             -0.7,
             0.7,
         )

@@ -57,8 +57,8 @@ def _nanotron(row: Row) -> bool:
 
 
 def _deepspeed(row: Row) -> bool:
-    said = f"{row['source']} {row.get('notes', '')}".lower()
-    return any(word in said for word in ("deepspeed", "bigscience", "vtrain"))
+    text = f"{row['source']} {row.get('notes', '')}".lower()
+    return any(word in text for word in ("deepspeed", "bigscience", "vtrain"))
 
 
 def _in_float32(row: Row) -> bool:

@@ -80,8 +80,8 @@ def applied(runtime: Runtime, constants: Sequence[float]) -> Runtime:
 
 def priced_bytes(rows: Sequence[Prepared], constants: Sequence[float]) -> list[int]:
     """Peak bytes of each row, of frameworks all, under constants in the order of COUNTS."""
-    held = [(row.memory, applied(row.case.runtime, constants)) for row in rows]
-    return [peak(memory, runtime).total for memory, runtime in held if memory is not None]
+    pairs = [(row.memory, applied(row.case.runtime, constants)) for row in rows]
+    return [peak(memory, runtime).total for memory, runtime in pairs if memory is not None]
 
 
 def fitted_constants(rows: Sequence[Prepared]) -> list[float]:
@@ -92,13 +92,14 @@ def fitted_constants(rows: Sequence[Prepared]) -> list[float]:
     rows = [row for row, is_near in zip(rows, near, strict=True) if is_near]
     limit, side = limit[near], np.array([-1.0 if row.case.measured_s else 1.0 for row in rows])
 
-    def margins(at: np.ndarray) -> np.ndarray:
-        return side * (np.log(priced_bytes(rows, list(at))) - limit)
+    def margins(constants: np.ndarray) -> np.ndarray:
+        return side * (np.log(priced_bytes(rows, list(constants))) - limit)
 
-    def loss(at: np.ndarray, scale: float) -> float:
-        right = 1 / (1 + np.exp(np.clip(-margins(at) / scale, -60, 60)))
+    def loss(constants: np.ndarray, scale: float) -> float:
+        right = 1 / (1 + np.exp(np.clip(-margins(constants) / scale, -60, 60)))
         return float(
-            -np.log(ODD + (1 - ODD) * right).sum() + 0.5 * (((at - counts) / widths) ** 2).sum()
+            -np.log(ODD + (1 - ODD) * right).sum()
+            + 0.5 * (((constants - counts) / widths) ** 2).sum()
         )
 
     theta = counts

@@ -115,8 +115,8 @@ def routing_of(row: Row) -> Routing:
     name = "" if mixture is None else mixture.part.replace("deepseekv3", "deepseek-v3")
     device = str(row["hardware"]).lower().removeprefix("dgx-").split(" ")[0]
     wide = f"{device} ep{int(row.get('ep') or 1)}"
-    told = re.search(r"release '([\d.]+)", str(row.get("notes", "")))
-    container = told[1] if told else FIRST_WHOLE
+    match = re.search(r"release '([\d.]+)", str(row.get("notes", "")))
+    container = match[1] if match else FIRST_WHOLE
     precision = str(row.get("precision") or "").lower()
     whole = container >= FIRST_WHOLE and device in WHOLE and name != "kimi-k2"
     if whole and precision.startswith("mxfp8"):

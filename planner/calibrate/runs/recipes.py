@@ -69,7 +69,7 @@ def tpu_recipes() -> tuple[TpuRecipe, ...]:
 
 def tpu_recipe_of(row: Row) -> TpuRecipe | None:
     """The recipe of a row of tpu-recipes that does not say itself what its blocks save."""
-    said = str(row.get("remat_policy") or "")
-    if "tpu-recipes" not in str(row["source"]) or (said and UNTOLD not in said):
+    policy = str(row.get("remat_policy") or "")
+    if "tpu-recipes" not in str(row["source"]) or (policy and UNTOLD not in policy):
         return None
     return next((recipe for recipe in tpu_recipes() if recipe.made(row)), None)

@@ -64,8 +64,8 @@ ODD = (KeyError, ValueError, TypeError, ArithmeticError, PlanError)
 
 def why_odd(error: Exception) -> str:
     """The reason by which such a row is counted."""
-    said = error.what if isinstance(error, PlanError) else f"{type(error).__name__}: {error}"
-    return f"cannot be read: {said}"
+    why = error.what if isinstance(error, PlanError) else f"{type(error).__name__}: {error}"
+    return f"cannot be read: {why}"
 
 
 @dataclass(frozen=True)

@@ -64,13 +64,13 @@ def megatron_splits(
         data = {i: (_along_sequence(base, i, s, inner),) for i, (s,) in data.items()}
     if inner.get("model", 1) == 1:
         return {node.id: data[base.shared[i]][0] for i, node in enumerate(graph.nodes)}
-    at: dict[str, int] = {}  # tensor -> the dim cut over "model"
+    cut_dim: dict[str, int] = {}  # tensor -> the dim cut over "model"
     out: dict[str, Split] = {}
     by_class: dict[
         tuple[int, str], tuple[Split, tuple[int, ...]]
     ] = {}  # repeats share the object, by which later readers know them
     for i, node in enumerate(graph.nodes):
-        key = base.shared[i], _factor(base, graph, i, at, sequence, whole_logits)
+        key = base.shared[i], _factor(base, graph, i, cut_dim, sequence, whole_logits)
         if key not in by_class:
             rule, both = base.rules[i], dict(data[base.shared[i]][0].pairs)
             if key[1]:
@@ -89,7 +89,7 @@ def megatron_splits(
             by_class[key] = split, tuple(dims[0] if dims else -1 for dims in cut)
         out[node.id], where = by_class[key]
         if operator_of(node.op).kind != "lookup":
-            at |= {
+            cut_dim |= {
                 name: dim
                 for name, dim in zip((o for o in node.outputs if o), where, strict=False)
                 if dim >= 0
@@ -142,7 +142,7 @@ def _factor(
     base: GraphFacts,
     graph: Graph,
     i: int,
-    at: Mapping[str, int],
+    cut_dim: Mapping[str, int],
     sequence: bool,
     whole_logits: bool,
 ) -> str:
@@ -152,12 +152,12 @@ def _factor(
     if kind == ROUTED_EXPERTS:
         return ""
     block = i in base.repeated
-    cut = [(slot, at[n]) for slot, n in enumerate(node.inputs) if n in at]
+    cut = [(slot, cut_dim[n]) for slot, n in enumerate(node.inputs) if n in cut_dim]
     if kind == CROSS_ENTROPY and whole_logits:
         return ""
     if (
         kind == "product"
-        and at.get(node.inputs[0], -1) != len(graph.tensors[node.inputs[0]].shape) - 1
+        and cut_dim.get(node.inputs[0], -1) != len(graph.tensors[node.inputs[0]].shape) - 1
     ):
         return "n"
     if operator_of(node.op).kind == "lookup" and not block:

@@ -97,12 +97,12 @@ def policies(row: Row) -> tuple[str, ...]:
     where the row does not say, the least recomputation first."""
     if recipe := tpu_recipe_of(row):
         return (saving((*recipe.saved, *recipe.away)),)
-    told = re.search(r"remat[= ](\w+)", str(row.get("notes", "")))
-    said = str(row.get("remat_policy") or (told[1] if told else ""))
-    if PRODUCTS in said and not unfused(row):
+    match = re.search(r"remat[= ](\w+)", str(row.get("notes", "")))
+    policy = str(row.get("remat_policy") or (match[1] if match else ""))
+    if PRODUCTS in policy and not unfused(row):
         return (saving(PRESETS["minimal"]),)
     for word in sorted(POLICIES, key=len, reverse=True):
-        if word in said:
+        if word in policy:
             return (POLICIES[word],)
     stated = RECOMPUTE.get(str(row.get("recompute")))
     return (stated,) if stated else tuple(RECOMPUTE.values())
@@ -115,8 +115,8 @@ def left_on_device(row: Row) -> tuple[str, tuple[str, ...]] | None:
     if recipe := tpu_recipe_of(row):
         inputs = ("activations",) if recipe.inputs else ()
         return saving(recipe.saved, recipe.away), inputs
-    said = str(row.get("remat_policy") or "") + str(row.get("notes", ""))
-    if "offload" in said.replace("offloads may differ", "") or "custom" in said:
+    text = str(row.get("remat_policy") or "") + str(row.get("notes", ""))
+    if "offload" in text.replace("offloads may differ", "") or "custom" in text:
         return BLOCK, ("activations",)
     return None
 
@@ -125,14 +125,14 @@ def unfused(row: Row) -> bool:
     """Whether a row's attention is plain products: by its words or its release
     (planner.calibrate.runs.releases). T5X had no other, nor has PaxML's configuration of 126M
     parameters."""
-    said = str(row.get("attention") or "")
-    if UNFUSED.search(said) or "without flash attention" in str(row.get("notes", "")):
+    attention = str(row.get("attention") or "")
+    if UNFUSED.search(attention) or "without flash attention" in str(row.get("notes", "")):
         return True
     if (release := release_of(row)) and release.unfused:
         return True
     if row.get("framework") == "PaxML" and "126M" in str(row["model"]):
         return True
-    return not said and "T5X" in str(row.get("framework") or row["source"])
+    return not attention and "T5X" in str(row.get("framework") or row["source"])
 
 
 def device_of(row: Row, device: Device) -> Device:
