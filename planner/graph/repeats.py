@@ -147,10 +147,10 @@ class _Wiring:
 
 @dataclass(frozen=True)
 class _Match:
-    """Where the operands of matching nodes come from. fits: whether a node matches. entering, maker:
-    nodes with operands that come from another relative place than in the next repeat, which only a
-    first repeat may have, an entry an operand, and their producers (-1: an input). shared: latest
-    producer of operands that are the same tensor in both (-1: none)."""
+    """Where the operands of matching nodes come from. fits: whether a node matches. entering,
+    maker: nodes with operands that come from another relative place than in the next repeat, which
+    only a first repeat may have, an entry an operand, and their producers (-1: an input). shared:
+    latest producer of operands that are the same tensor in both (-1: none)."""
 
     fits: np.ndarray  # [nodes]
     entering: np.ndarray  # ascending

@@ -84,9 +84,11 @@ def _ring(rule: Rule, reach: int) -> tuple[KernelCollective, ...]:
     pass once more, and their gradients as far, in float32, and then home, in the type of k and v.
     """
 
-    def along(over: tuple[str, ...], forward: int, itemsize: int, **more: Any) -> KernelCollective:
-        more |= {"alike": ("s", "t"), "reach": reach}
-        return KernelCollective("ring", "collective-permute", over, forward, 1, itemsize, **more)
+    def along(
+        over: tuple[str, ...], forward: int, itemsize: int, **options: Any
+    ) -> KernelCollective:
+        options |= {"alike": ("s", "t"), "reach": reach}
+        return KernelCollective("ring", "collective-permute", over, forward, 1, itemsize, **options)
 
     collectives: list[KernelCollective] = []
     for dims in rule.operands[1:3]:
@@ -104,10 +106,12 @@ def _halves(rule: Rule) -> tuple[KernelCollective, ...]:
     values, and of the result on its way back; in the backward pass of all of these, of the result's
     gradient, and of the gradients of the first three."""
 
-    def half(dims: tuple[Dim, ...], forward: int, backward: int, **more: Any) -> KernelCollective:
+    def half(
+        dims: tuple[Dim, ...], forward: int, backward: int, **options: Any
+    ) -> KernelCollective:
         over = tuple(f for dim in dims for f in dim)
-        more |= {"alike": ("s", "t"), "halved": True, "kept": False}
-        return KernelCollective("ring", "collective-permute", over, forward, backward, 0, **more)
+        options |= {"alike": ("s", "t"), "halved": True, "kept": False}
+        return KernelCollective("ring", "collective-permute", over, forward, backward, 0, **options)
 
     operands = [half(dims, 1, 1) for dims in rule.operands[:3]]
     gradients = [half(dims, 0, 1, operand=k) for k, dims in enumerate(rule.operands[:3])]
@@ -137,8 +141,8 @@ def _attention(call: Call) -> str:
     window += f", cap={call.attr('cap')!r}" if call.attr("cap", 0) else ""
     flags = f"{scale}, {causal}, {bool(call.attr('guard', 0))}"
     if start == "0":
-        more = window + (f", mask={mask}" if mask != "None" else "") + name
-        return f"{call.use('fused_attention')}({q}, {k}, {v}, {flags}{more})"
+        arguments = window + (f", mask={mask}" if mask != "None" else "") + name
+        return f"{call.use('fused_attention')}({q}, {k}, {v}, {flags}{arguments})"
     text = f"{call.use('attention')}({q}, {k}, {v}, {mask}, {flags}, {start}{window})"
     return f'checkpoint_name({text}, "{call.saved_as}")' if name else text
 
@@ -208,8 +212,8 @@ def _rotary_rule(node: Node, graph: Graph) -> Rule:
     names[-1] += "!"
     sides = []
     for shape in shapes:
-        own = names[len(x) - len(shape) :]
-        sides.append(" ".join("1" if s == 1 else n for s, n in zip(shape, own, strict=True)))
+        aligned = names[len(x) - len(shape) :]
+        sides.append(" ".join("1" if s == 1 else n for s, n in zip(shape, aligned, strict=True)))
     return parse(",".join(sides) + "->" + " ".join(names), shapes, (x,))
 
 

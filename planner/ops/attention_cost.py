@@ -63,9 +63,11 @@ def _computed(dots: Dots) -> Fraction:
     part, devices = dots.share.get("s", Fraction(1)), dots.pairs.get("ring", 1)
     queries = int(dots.shapes[0][2] * part)
     if devices > 1:
-        own = {"s": queries, "t": keys // devices}
-        balanced = any(inner.halved and inner.runs(own) for inner in dots.rule.inner)
-        met = around_ring(queries, keys // devices, pieces_met(dots.rule, own, devices), balanced)
+        local_sizes = {"s": queries, "t": keys // devices}
+        balanced = any(inner.halved and inner.runs(local_sizes) for inner in dots.rule.inner)
+        met = around_ring(
+            queries, keys // devices, pieces_met(dots.rule, local_sizes, devices), balanced
+        )
         pairs = sum(one.computed_pairs for one in met)
     else:
         pairs = positions.computed_pairs(queries, keys, part == 1)
@@ -77,10 +79,10 @@ def attention_passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) 
     # Kernels make all scores whatever of the values' width (e) a device has.
     shares = pieces.share("e").tolist()
     return [
-        _fused(pieces, split, share, moved, made)
+        _fused(pieces, split, share, moved, written)
         if kernel_of(pieces, split) != BLOCKS
-        else _in_blocks(pieces, split, moved, made)
-        for split, share, moved, made in zip(
+        else _in_blocks(pieces, split, moved, written)
+        for split, share, moved, written in zip(
             pieces.splits, shares, operands.tolist(), results.tolist(), strict=True
         )
     ]
@@ -144,9 +146,9 @@ def _copies(pieces: Pieces, split: Split, operands: float, results: float) -> Pa
         forward += [widened, cut]
         backward += [widened, Kernel(0.0, (2 + wider / narrow) * results), cut]
     if _is_odd(pieces, split):
-        each, cut = Kernel(0.0, 2 * (operands + wider)), Kernel(0.0, 2 * results)
-        forward += [each, cut]
-        backward += [each, each, cut, cut]
+        copies, cut = Kernel(0.0, 2 * (operands + wider)), Kernel(0.0, 2 * results)
+        forward += [copies, cut]
+        backward += [copies, copies, cut, cut]
     return tuple(forward), tuple(backward)
 
 
@@ -167,8 +169,8 @@ def _wider_bytes(pieces: Pieces, split: Split) -> float:
     keys, values = pieces.graph.shapes(pieces.node.inputs[1:2])[0][3], _value_width(pieces, split)
     if keys == values or pieces.head_widths.as_they_are(keys, values):
         return 0.0
-    held = pieces.bytes_of(pieces.node.inputs[2], pieces.operand_shape(2, split))
-    return (keys / values - 1) * held
+    value_bytes = pieces.bytes_of(pieces.node.inputs[2], pieces.operand_shape(2, split))
+    return (keys / values - 1) * value_bytes
 
 
 def _value_width(pieces: Pieces, split: Split) -> int:
@@ -263,8 +265,8 @@ def attention_workspace(pieces: Pieces, results: np.ndarray) -> np.ndarray:
     """Bytes that a pass takes beside operands and results, in the backward pass where one follows:
     of a fused kernel the queries' gradient in float32 and what it adds to scores for a mask, of
     blocks the scores of one."""
-    each = zip(pieces.splits, results.tolist(), strict=True)
-    return np.array([_workspace_bytes(pieces, *split) for split in each])
+    splits_and_bytes = zip(pieces.splits, results.tolist(), strict=True)
+    return np.array([_workspace_bytes(pieces, *split) for split in splits_and_bytes])
 
 
 def _workspace_bytes(pieces: Pieces, split: Split, results: float) -> float:
@@ -298,8 +300,8 @@ def saved_rows(pieces: Pieces) -> np.ndarray:
         if kernel == BLOCKS:
             return 0.0
         (out,), local = pieces.rule.results, pieces.rule.local(split, pieces.mesh)
-        own = kernel != "cudnn" or _is_padded(pieces, split)
-        width = prod(local[f] for dim in out[3:] for f in dim) if own else 0
+        saves_result = kernel != "cudnn" or _is_padded(pieces, split)
+        width = prod(local[f] for dim in out[3:] for f in dim) if saves_result else 0
         dtype = pieces.graph.tensors[pieces.node.outputs[0]].dtype
         if kernel != "ring" and (zeros := _wider_bytes(pieces, split)):
             width = pieces.graph.shapes(pieces.node.inputs[1:2])[0][3]

@@ -143,8 +143,8 @@ def around_ring(queries: int, keys: int, pieces: int, balanced: bool) -> tuple[M
     positions, its own keys under a causal mask and of each other device's two pairs of halves."""
     if not balanced:
         return (Met(pieces, queries, keys),)
-    own = Met(1, queries, keys, Positions(True))
-    return own, Met(2 * (pieces - 1), queries // 2, keys // 2)
+    own_keys = Met(1, queries, keys, Positions(True))
+    return own_keys, Met(2 * (pieces - 1), queries // 2, keys // 2)
 
 
 def _triangle(queries: int, keys: int) -> int:

@@ -191,7 +191,9 @@ def _outside(
     classes: _Classes, node: Node, graph: Graph
 ) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
     """Places of the dims of the node's operands and results, joined with those of its bodies."""
-    first, own, states, scanned = (_count(node, k) for k in ("first", "own", "states", "scanned"))
+    first, own_inputs, states, scanned = (
+        _count(node, k) for k in ("first", "own", "states", "scanned")
+    )
     slots: list[tuple[object, ...]] = []
     for slot, name in enumerate(node.inputs):
         places = tuple(
@@ -207,7 +209,7 @@ def _outside(
             classes,
             places,
             int(along),
-            [(b, body.inputs[own + k]) for b, body in enumerate(node.bodies)],
+            [(b, body.inputs[own_inputs + k]) for b, body in enumerate(node.bodies)],
         )
     outs: list[tuple[object, ...]] = []
     leading = 1 if node.op == "While" else 0
@@ -221,7 +223,7 @@ def _outside(
             _join_around(classes, places, int(along), inner)
     for k in range(states):
         body = node.bodies[0]
-        enters, leaves = body.inputs[own + k], body.outputs[leading + k]
+        enters, leaves = body.inputs[own_inputs + k], body.outputs[leading + k]
         for d in range(len(body.tensors[enters].shape)):
             classes.join((0, enters, d), (0, leaves, d))
     return slots, outs
@@ -244,7 +246,7 @@ def _results(classes: _Classes, b: int, body: Graph, node: Node) -> None:
     """A float result, or one made of floats, must have every factor that is cut; constants cannot
     be cut where they are results themselves."""
     floats = {n for n in body.inputs if body.tensors[n].is_float}
-    own, states, leading = (
+    own_inputs, states, leading = (
         _count(node, "own"),
         _count(node, "states"),
         1 if node.op == "While" else 0,
@@ -255,7 +257,9 @@ def _results(classes: _Classes, b: int, body: Graph, node: Node) -> None:
             if any(n in floats for n in inner.inputs):
                 floats.update(o for o in inner.outputs if o)
         floats.update(
-            body.inputs[own + k] for k in range(states) if body.outputs[leading + k] in floats
+            body.inputs[own_inputs + k]
+            for k in range(states)
+            if body.outputs[leading + k] in floats
         )
         if len(floats) == before:
             break
@@ -268,7 +272,9 @@ def _results(classes: _Classes, b: int, body: Graph, node: Node) -> None:
 
 
 def _flops(node: Node, rules: tuple[tuple[Rule, ...], ...]) -> float:
-    return trips(node) * max((sum(r.flops for r in own) for own in rules), default=0.0)
+    return trips(node) * max(
+        (sum(r.flops for r in body_rules) for body_rules in rules), default=0.0
+    )
 
 
 def _region_rule(node: Node, graph: Graph) -> Rule:
@@ -292,7 +298,7 @@ def _tuple(items: list[str]) -> str:
 def inner_gradients(node: Node, b: int, grad: frozenset[str]) -> frozenset[str]:
     """Tensors of body b through which a gradient flows when it flows through `grad` outside:
     downstream of such an operand or state."""
-    body, first, own, states = (
+    body, first, own_inputs, states = (
         node.bodies[b],
         _count(node, "first"),
         _count(node, "own"),
@@ -300,7 +306,7 @@ def inner_gradients(node: Node, b: int, grad: frozenset[str]) -> frozenset[str]:
     )
     hot = {
         inner
-        for inner, outer in zip(body.inputs[own:], node.inputs[first:], strict=True)
+        for inner, outer in zip(body.inputs[own_inputs:], node.inputs[first:], strict=True)
         if outer in grad
     }
     for _ in range(1 + states):
@@ -310,7 +316,9 @@ def inner_gradients(node: Node, b: int, grad: frozenset[str]) -> frozenset[str]:
                 hot.update(o for o in inner.outputs if o and body.tensors[o].is_float)
         hot.update(
             enters
-            for enters, leaves in zip(body.inputs[own : own + states], body.outputs, strict=False)
+            for enters, leaves in zip(
+                body.inputs[own_inputs : own_inputs + states], body.outputs, strict=False
+            )
             if leaves in hot
         )
         if len(hot) == before:

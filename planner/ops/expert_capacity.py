@@ -131,8 +131,8 @@ def capped_workspace(pieces: Pieces, split: Split) -> float:
     local, experts, rows = _rows(pieces, split)
     travels = any(split.axes(name) for name in pieces.rule.paired)
     wide, hidden = ((4, 4) if travels else (3, 5)) if pieces.trained else (2, 3)
-    each = wide * local["h"] + hidden * local["f"]
-    return experts * rows * each * pieces.itemsize("float32")
+    row_elements = wide * local["h"] + hidden * local["f"]
+    return experts * rows * row_elements * pieces.itemsize("float32")
 
 
 def capped_text(call: Call, stacks: str, mix: str, products: tuple[str, str]) -> str:

@@ -109,8 +109,8 @@ def kernel_of(pieces: Pieces, local: Mapping[str, int], given: int, held: int) -
 
 def places(kernel: str, rows: int, experts: int) -> int:
     """Places for so many rows of so many experts, each expert's from a tile's beginning on."""
-    each = TILES[kernel, "rows"].rows
-    return (ceil(rows / each) + experts) * each
+    tile_rows = TILES[kernel, "rows"].rows
+    return (ceil(rows / tile_rows) + experts) * tile_rows
 
 
 # Many parameters: a kernel of a node, and the rows that it gets.
@@ -141,14 +141,16 @@ def kernel_passes(
     )
     sorted_once, summed = Kernel(0.0, 2 * wide * h), Kernel(0.0, 2 * rows * h * itemsize)
     hidden, placed = Kernel(0.0, layers * wide * f), Kernel(0.0, 2.0 * INDEX * given, PLACING)
-    made = [Kernel(0.0, moved) for moved in (*casts(wide * h, short), *casts(wide * f, short))]
+    cast_kernels = [
+        Kernel(0.0, moved) for moved in (*casts(wide * h, short), *casts(wide * f, short))
+    ]
     if pieces.serves:  # rows come in float8, sorted; the activation's kernel writes such
         return (summed, hidden, *[into] * (layers - 1), out_of), ()
     pulled = Kernel(0.0, (2 * layers + 1) * wide * f)
     trained = pieces.backward / (3 - 1 / layers)  # the part of all gradients that are asked for
     backward = (into, layers), (out_of, layers - 1), (gradients, layers)
     return (
-        (placed, sorted_once, summed, hidden, *made, *[into] * (layers - 1), out_of),
+        (placed, sorted_once, summed, hidden, *cast_kernels, *[into] * (layers - 1), out_of),
         (
             *(sorted_once, sorted_once, summed, hidden, pulled),
             *(replace(one, often=trained * times) for one, times in backward),
@@ -168,6 +170,6 @@ def kernel_workspace(kernel: str, pieces: Pieces, local: Mapping[str, int], give
     hidden layer; training, rows and gradients of the result with three of the hidden layer, or,
     later, with what each product of the first layer leaves for the gradient of rows."""
     h, f = local["h"], local["f"]
-    each = max(2 * h + 3 * f, 4 * h + f) if pieces.trained else h + 2 * f
+    row_elements = max(2 * h + 3 * f, 4 * h + f) if pieces.trained else h + 2 * f
     short = max(h, f) if pieces.node.attrs.get(KEPT_FLOAT8) else 0  # a float8 copy
-    return places(kernel, given, local["e"]) * (each * pieces.itemsize("float32") + short)
+    return places(kernel, given, local["e"]) * (row_elements * pieces.itemsize("float32") + short)

@@ -61,9 +61,9 @@ def busiest_blocks(node: Node, mean: Fraction, rows: int, experts: int, pieces: 
         most = _within(imbalance_of(node), pieces) * float(mean) / rows
         least = max(0.0, 2 * float(mean) / rows - most)
         return experts * (mean_ceiling(least, most) if pieces == 1 else max(1, ceil(most - EXACT)))
-    each, share = len(counts) // pieces, mean * len(counts) / sum(counts)
+    per_piece, share = len(counts) // pieces, mean * len(counts) / sum(counts)
     blocks = [ceil(share * n / rows) for n in counts]
-    return max(sum(blocks[k * each : (k + 1) * each]) for k in range(pieces))
+    return max(sum(blocks[k * per_piece : (k + 1) * per_piece]) for k in range(pieces))
 
 
 def busiest_rows(node: Node, pieces: int) -> float:

@@ -305,8 +305,10 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
         )
         experts, moved = often / count, 4 * rows * h * itemsize
         product = Kernel(2.0 * rows * h * f, h * f * kept + rows * (h + f) * itemsize)
-        made = tuple(Kernel(0.0, moved, often) for moved in casts(rows * (h + f) * itemsize, short))
-        forward = (Kernel(0.0, moved, often), *made, replace(product, often=layers * often))
+        cast_kernels = tuple(
+            Kernel(0.0, moved, often) for moved in casts(rows * (h + f) * itemsize, short)
+        )
+        forward = (Kernel(0.0, moved, often), *cast_kernels, replace(product, often=layers * often))
         again = tuple(replace(k, often=pieces.backward * k.often) for k in forward)
         sums = Kernel(0.0, SUM_BYTES * h * f, summed * often)
         passes.append(
@@ -406,8 +408,8 @@ def _bytes_sorted(pieces: Pieces, split: Split) -> float:
     (rows, count), local = blocks(rule, split, mesh, pieces.trained), rule.local(split, mesh)
     given = _given(pieces, split)
     kernel = kernel_of(pieces, local, given, rows * count * local["e"])
-    at = places(kernel, given, local["e"]) if kernel else 0
-    return at * local["h"] * pieces.itemsize("float32")
+    row_places = places(kernel, given, local["e"]) if kernel else 0
+    return row_places * local["h"] * pieces.itemsize("float32")
 
 
 register(

@@ -94,9 +94,9 @@ def _scatter_rule(node: Node, graph: Graph) -> Rule:
     if any(a != b for i, (a, b) in enumerate(zip(data, indices, strict=True)) if i != axis):
         raise NoRule("indices smaller than the data")
     names = [f"d{i}" for i in range(len(data))]
-    own = " ".join("v!" if i == axis else n for i, n in enumerate(names))
+    data_dims = " ".join("v!" if i == axis else n for i, n in enumerate(names))
     upd = " ".join("u!" if i == axis else n for i, n in enumerate(names))
-    return parse(f"{own}, {upd}, {upd} -> {own}", (data, indices, updates), (data,))
+    return parse(f"{data_dims}, {upd}, {upd} -> {data_dims}", (data, indices, updates), (data,))
 
 
 def _scatter(call: Call) -> str:

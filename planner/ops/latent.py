@@ -84,11 +84,11 @@ def _product_passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -
     """One kernel, which reads its columns of the matrix and no others."""
     width, size = _widths(pieces.node, pieces.graph)
     name, passes = pieces.node.inputs[1], list[Passes]()
-    for split, share, read, made in zip(
+    for split, share, read, written in zip(
         pieces.splits, pieces.share("").tolist(), operands.tolist(), results.tolist(), strict=True
     ):
         others = (1 - width / size) * pieces.bytes_of(name, pieces.operand_shape(1, split))
-        passes.append(((Kernel(pieces.rule.flops * share, read - others + made),), ()))
+        passes.append(((Kernel(pieces.rule.flops * share, read - others + written),), ()))
     return passes
 
 

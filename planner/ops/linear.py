@@ -59,9 +59,11 @@ def _matmul_products(dots: Dots) -> tuple[Product, ...]:
 
     def summed(slot: int) -> Fraction:
         """Over how many elements a device sums the gradient of an operand."""
-        own = {f for dim in dots.rule.operands[slot] for f in dim}
+        operand_factors = {f for dim in dots.rule.operands[slot] for f in dim}
         terms = (
-            n * dots.share.get(f, Fraction(1)) for f, n in dots.rule.sizes.items() if f not in own
+            n * dots.share.get(f, Fraction(1))
+            for f, n in dots.rule.sizes.items()
+            if f not in operand_factors
         )
         return prod(terms, start=Fraction(1))
 

@@ -149,9 +149,11 @@ class Sizes:
     @property
     def flops(self) -> int:
         """Of a forward pass."""
-        each = sum(p.work * p.count for p in self.each)
+        head_work = sum(p.work * p.count for p in self.each)
         shared = sum(p.work * p.count for p in self.shared)
-        return self.heads * self.chunks * each + self.heads // self.alike * self.chunks * shared
+        return (
+            self.heads * self.chunks * head_work + self.heads // self.alike * self.chunks * shared
+        )
 
     @property
     def score_bytes(self) -> int:
@@ -177,19 +179,19 @@ def _rule(node: Node, graph: Graph) -> Rule:
     batch = "b" if b > 1 else "1"
     sizes = {}
     if groups == heads:
-        shared = each = "g" if heads > 1 else "1"
+        shared = head_dims = "g" if heads > 1 else "1"
     elif groups == 1:
-        shared, each = "1", "r"
+        shared, head_dims = "1", "r"
     else:
-        shared, each, sizes = "g", "(g r)", {"g": groups, "r": heads // groups}
-    of_group, of_head = f"{batch} t! {shared}", f"{batch} t! {each}"
-    state = f"{batch} {each} p! n!" if node.attrs.get("kept") else f"{batch} {each} n! p!"
+        shared, head_dims, sizes = "g", "(g r)", {"g": groups, "r": heads // groups}
+    of_group, of_head = f"{batch} t! {shared}", f"{batch} t! {head_dims}"
+    state = f"{batch} {head_dims} p! n!" if node.attrs.get("kept") else f"{batch} {head_dims} n! p!"
     sides = [f"{of_group} n!", f"{of_group} n!", f"{of_head} p!", of_head, of_head, state]
     line = ",".join(side if n else "" for side, n in zip(sides, node.inputs, strict=False))
-    made = (f"{of_head} p!", state)
-    left = [side for side, name in zip(made, node.outputs, strict=False) if name]
+    results = (f"{of_head} p!", state)
+    named_results = [side for side, name in zip(results, node.outputs, strict=False) if name]
     outs = graph.shapes(tuple(name for name in node.outputs if name))
-    rule = parse(f"{line} -> {','.join(left)}", shapes, outs, sizes=sizes)
+    rule = parse(f"{line} -> {','.join(named_results)}", shapes, outs, sizes=sizes)
     flops = 0 if _alone(node, graph) else Sizes.of(node, tuple(shapes)).flops
     return replace(rule, flops=float(flops))
 
@@ -201,11 +203,11 @@ def _alone(node: Node, graph: Graph) -> bool:
 
 def _text(call: Call) -> str:
     args = operands_of(call, STATE + 1)
-    more = f", {args[STATE]}" if args[STATE] != "None" else ""
-    more += ", kept=True" if call.attr("kept", 0) else ""
+    arguments = f", {args[STATE]}" if args[STATE] != "None" else ""
+    arguments += ", kept=True" if call.attr("kept", 0) else ""
     text = (
         f"{call.use('linear_attention')}({', '.join(args[:STATE])},"
-        f" {call.attr('scale')!r}, {call.attr('chunk')!r}{more})"
+        f" {call.attr('scale')!r}, {call.attr('chunk')!r}{arguments})"
     )
     return chosen(call, text, 2)
 

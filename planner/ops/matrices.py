@@ -61,8 +61,10 @@ def _heads(graph: Graph) -> frozenset[int]:
             if operator_of(node.op).matrices(node):
                 heads.add(i)
                 break
-            made = [n for n in node.inputs if n in graph.producer and graph.tensors[n].is_float]
-            if len(made) != 1:
+            float_inputs = [
+                n for n in node.inputs if n in graph.producer and graph.tensors[n].is_float
+            ]
+            if len(float_inputs) != 1:
                 break
-            name = made[0]
+            name = float_inputs[0]
     return frozenset(heads - inside)

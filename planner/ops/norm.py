@@ -40,11 +40,11 @@ def _suffix_norm(node: Node, graph: Graph) -> Rule:
         raise NoRule("statistics as outputs")
     sides = [" ".join(names)]
     for shape in shapes[1:]:
-        own = names[len(x) - len(shape) :] if shape else []
+        aligned = names[len(x) - len(shape) :] if shape else []
         sides.append(
             " ".join(
                 "1" if s == 1 and x[len(x) - len(shape) + i] != 1 else n
-                for i, (s, n) in enumerate(zip(shape, own, strict=True))
+                for i, (s, n) in enumerate(zip(shape, aligned, strict=True))
             )
         )
     return parse(",".join(sides) + "->" + " ".join(names), shapes, (x,))

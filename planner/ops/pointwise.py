@@ -24,8 +24,8 @@ def broadcast_line(shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> s
     names = letters(len(out))
     sides = []
     for shape in shapes:
-        own = names[len(out) - len(shape) :] if shape else []
-        sides.append(" ".join("1" if s == 1 else n for s, n in zip(shape, own, strict=True)))
+        aligned = names[len(out) - len(shape) :] if shape else []
+        sides.append(" ".join("1" if s == 1 else n for s, n in zip(shape, aligned, strict=True)))
     result = " ".join("1" if s == 1 else n for s, n in zip(out, names, strict=True))
     return ",".join(sides) + "->" + result
 

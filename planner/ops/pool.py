@@ -34,14 +34,14 @@ def _resize_rule(node: Node, graph: Graph) -> Rule:
         and out[2] % shape[2] == 0
         and node.attrs.get("mode", "nearest") == "nearest"
     ):
-        own = (
+        modes = (
             node.attrs.get("coordinate_mode", "half_pixel"),
             node.attrs.get("nearest_mode", "round_prefer_floor"),
         )
-        at_center = own[0] in ("half_pixel", "pytorch_half_pixel") and str(own[1]).startswith(
+        at_center = modes[0] in ("half_pixel", "pytorch_half_pixel") and str(modes[1]).startswith(
             "round"
         )
-        if (at_center or own == ("asymmetric", "floor")) and node.attrs["scales"][2] == out[  # type: ignore[index]
+        if (at_center or modes == ("asymmetric", "floor")) and node.attrs["scales"][2] == out[  # type: ignore[index]
             2
         ] // shape[2]:
             cut = Reach(0, out[2] // shape[2], 0, 0, wide=True)
@@ -109,8 +109,8 @@ def _positions(pieces: Pieces, results: np.ndarray) -> np.ndarray:
         return np.zeros(len(pieces.splits))
 
     def size(split: Split) -> float:
-        given, made = pieces.operand_shape(0, split), pieces.result_shape(0, split)
-        return float(sum(prod(given[:d] + made[d:]) for d in range(2, len(made))))
+        source, result = pieces.operand_shape(0, split), pieces.result_shape(0, split)
+        return float(sum(prod(source[:d] + result[d:]) for d in range(2, len(result))))
 
     return np.array([size(split) for split in pieces.splits])
 

@@ -99,8 +99,10 @@ def _matrix_sides(
     batch = [f"b{i}" for i in range(len(out) - 2)]
 
     def side(shape: tuple[int, ...], last: str) -> str:
-        own = batch[len(batch) - (len(shape) - 2) :] if len(shape) > 2 else []
-        return " ".join([*("1" if s == 1 else n for s, n in zip(shape, own, strict=False)), last])
+        aligned = batch[len(batch) - (len(shape) - 2) :] if len(shape) > 2 else []
+        return " ".join(
+            [*("1" if s == 1 else n for s, n in zip(shape, aligned, strict=False)), last]
+        )
 
     return side(a, f"m {k}"), side(b, f"{k} n"), side(out, "m n")
 

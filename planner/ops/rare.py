@@ -96,9 +96,9 @@ def _scatter_nd_rule(node: Node, graph: Graph) -> Rule:
     depth = indices[-1]
     rest = [f"d{i}" for i in range(len(data) - depth)]
     tuples = [f"i{i}!" for i in range(len(indices) - 1)]
-    own = " ".join([*(f"v{i}!" for i in range(depth)), *rest])
+    data_dims = " ".join([*(f"v{i}!" for i in range(depth)), *rest])
     return parse(
-        f"{own}, {' '.join([*tuples, 'z!'])}, {' '.join([*tuples, *rest])} -> {own}",
+        f"{data_dims}, {' '.join([*tuples, 'z!'])}, {' '.join([*tuples, *rest])} -> {data_dims}",
         (data, indices, updates),
         (data,),
     )

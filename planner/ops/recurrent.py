@@ -33,9 +33,13 @@ def recurrent_rule(node: Node, graph: Graph) -> Rule:
 def settings(call: Call) -> str:
     """The arguments direction, activation names per direction, and bound."""
     direction = str(call.attr("direction", "forward"))
-    given = call.node.attrs.get("activations")
+    activations = call.node.attrs.get("activations")
     count = 2 if direction == "bidirectional" else 1
-    names = tuple(str(a).lower() for a in given) if given else STANDARD[call.node.op] * count  # type: ignore[union-attr]
+    names = (
+        tuple(str(a).lower() for a in activations)
+        if activations
+        else STANDARD[call.node.op] * count
+    )  # type: ignore[union-attr]
     if not set(names) <= KNOWN:
         raise NoRule(f"activations {', '.join(sorted(set(names) - KNOWN))}")
     return f"{direction!r}, {names!r}, {call.node.attrs.get('clip')!r}"

@@ -77,10 +77,10 @@ def fused_ring(
             Kernel(work, moved, one.often, attention=AttentionPass(False, width)),
             Kernel(0.0, part * (out + 3 * rows + 2 * sizes.wide_result), one.often),
         ]
-        given = part * (2 * q + 2 * out + rows) + 2 * near * kv
+        read_bytes = part * (2 * q + 2 * out + rows) + 2 * near * kv
         sums = part * (q + 2 * sizes.wide_queries) + near * (kv + 2 * sizes.wide_keys)
         backward += [
-            Kernel(products * work, given, one.often, attention=AttentionPass(True, width)),
+            Kernel(products * work, read_bytes, one.often, attention=AttentionPass(True, width)),
             Kernel(0.0, sums, one.often),
         ]
     forward.append(Kernel(0.0, sizes.wide_result + out))

@@ -48,23 +48,23 @@ def reshape_factors(
             right[j - 1].append(name)
             a, b = a // size, b // size
         else:  # opaque until the running products meet again
-            for side, extent, at in ((left, a, i - 1), (right, b, j - 1)):
+            for side, extent, dim in ((left, a, i - 1), (right, b, j - 1)):
                 name = f"f{len(sizes)}"
                 sizes[name] = extent
                 whole.add(name)
-                side[at].append(name)
+                side[dim].append(name)
             pa, pb = a, b
             while pa != pb:
                 side, shape = (left, source) if pa < pb else (right, target)
                 name = f"f{len(sizes)}"
-                at = i if pa < pb else j
-                sizes[name] = shape[at]
+                dim = i if pa < pb else j
+                sizes[name] = shape[dim]
                 whole.add(name)
-                side[at].append(name)
+                side[dim].append(name)
                 if pa < pb:
-                    pa, i = pa * shape[at], i + 1
+                    pa, i = pa * shape[dim], i + 1
                 else:
-                    pb, j = pb * shape[at], j + 1
+                    pb, j = pb * shape[dim], j + 1
             a = b = 1
     return left, right, sizes, whole
 
@@ -181,10 +181,10 @@ def _split_rule(node: Node, graph: Graph) -> Rule:
 
 def _split(call: Call) -> str:
     axis = int(call.attr("axis"))  # type: ignore[arg-type]
-    cuts, at = [], 0
+    cuts, offset = [], 0
     for shape in call.global_out[:-1]:
-        at += shape[axis]
-        cuts.append(at)
+        offset += shape[axis]
+        cuts.append(offset)
     return f"jnp.split({call.args[0]}, {cuts}, axis={axis})"
 
 

@@ -71,15 +71,15 @@ def reach(
     """The first spatial dim of x and y [N, C, ...] whose pieces line up, None where there is
     none."""
     for i, (k, s, low, d) in enumerate(zip(of[0], of[1], of[2], of[3], strict=False)):
-        rows, made = x[2 + i], y[2 + i]
+        rows, result_rows = x[2 + i], y[2 + i]
         span = d * (k - 1)
-        if not 0 <= low <= span or min(rows, made) < 2:
+        if not 0 <= low <= span or min(rows, result_rows) < 2:
             continue
         if not transposed and low > rows:  # all of a row's own may be padding
             continue
-        if not transposed and rows == s * made:
+        if not transposed and rows == s * result_rows:
             return Reach(i, s, low, max(span + 1 - s - low, 0))
-        if transposed and made == s * rows:
+        if transposed and result_rows == s * rows:
             return Reach(i, s, (span - low) // s, -(-low // s), wide=True)
     return None
 

@@ -81,7 +81,7 @@ def read_model(
     from planner.reader.onnx.check import Checked
 
     folder = None if folder is None else Path(folder)
-    given = model if isinstance(model, Checked) else Checked.of(model, folder)
+    checked = model if isinstance(model, Checked) else Checked.of(model, folder)
     options: dict[str, Any] = {
         "batch": batch,
         "dims": dims,
@@ -89,7 +89,7 @@ def read_model(
         "tokens_per_step": tokens_per_step,
         "devices": devices,
     }
-    return _read(given, folder, given.model.graph.name or "model", **options)
+    return _read(checked, folder, checked.model.graph.name or "model", **options)
 
 
 def _read(model: Checked, folder: Path | None, name: str, **options: Any) -> Graph:
@@ -122,10 +122,10 @@ def _read(model: Checked, folder: Path | None, name: str, **options: Any) -> Gra
                 model, folder, name, **{**options, "batch": bound.exported}
             )  # the other batch was a default, which nobody asked for
             why = e.what.partition(": ")[2]
-            told = Finding(
+            note = Finding(
                 "batch",
                 f"batch {bound.exported}: the exported one, as another cannot be traced: {why};"
                 " export with a dynamic batch to set it",
             )
-            return replace(graph, notes=(told, *graph.notes))
+            return replace(graph, notes=(note, *graph.notes))
     return finish(draft)

@@ -41,13 +41,13 @@ def rebatch(draft: Draft, bound: Bound) -> None:
     exported = bound.exported or old
     drop_dead(draft)
     leaves: dict[str, Dims] = {}
-    made: dict[int, Dims] = {}
+    made_dims: dict[int, Dims] = {}
     for _ in range(_ROUNDS):
         tracer = Tracer(
             draft,
             old,
             {name: leaves[name] for name in leaves},
-            made,
+            made_dims,
             bound.traced,
             rules=RULES,
             exported=exported,
@@ -56,7 +56,7 @@ def rebatch(draft: Draft, bound: Bound) -> None:
         if not tracer.demands:
             break
         for demand in tracer.demands:
-            _satisfy(tracer, demand, leaves, made)
+            _satisfy(tracer, demand, leaves, made_dims)
     else:
         raise _error("the batch does not settle", exported, [])
     for name in draft.inputs:
@@ -89,7 +89,7 @@ def _error(what: str, old: int, detail: list[str]) -> PlanError:
 
 
 def _satisfy(
-    tracer: Tracer, demand: Demand, leaves: dict[str, Dims], made: dict[int, Dims]
+    tracer: Tracer, demand: Demand, leaves: dict[str, Dims], made_dims: dict[int, Dims]
 ) -> None:
     """Follows a demand for a batch dim back to the leaves, or to the operation that makes the
     dim."""
@@ -119,8 +119,8 @@ def _satisfy(
         if below is None:
             raise _error(f"node {op.id!r} ({op.op}) hides it", tracer.exported, [demand.why])
         if not below:
-            dims = made.get(id(op), tuple((n,) for n in shape))
-            made[id(op)] = (*dims[:axis], factors, *dims[axis + 1 :])
+            dims = made_dims.get(id(op), tuple((n,) for n in shape))
+            made_dims[id(op)] = (*dims[:axis], factors, *dims[axis + 1 :])
         stack.extend(below)
 
 
@@ -205,15 +205,21 @@ def _write(
     for op, slot, axis in expands:
         name = op.inputs[slot]
         shape = draft.shape(name)
-        made = draft.fresh(f"{name}/expand")
-        draft.types[made] = ((*shape[:axis], new, *shape[axis + 1 :]), draft.dtype(name))
+        expanded = draft.fresh(f"{name}/expand")
+        draft.types[expanded] = ((*shape[:axis], new, *shape[axis + 1 :]), draft.dtype(name))
         expand = Op(
-            "Expand", [name], [made], {}, f"{op.id}/expand.{slot}", op.scope, op.members or (op.id,)
+            "Expand",
+            [name],
+            [expanded],
+            {},
+            f"{op.id}/expand.{slot}",
+            op.scope,
+            op.members or (op.id,),
         )
-        draft.maker[made] = expand
-        op.inputs[slot] = made
+        draft.maker[expanded] = expand
+        op.inputs[slot] = expanded
         added.setdefault(id(op), []).append(expand)
-    draft.ops = [each for op in draft.ops for each in (*added.get(id(op), ()), op)]
+    draft.ops = [one for op in draft.ops for one in (*added.get(id(op), ()), op)]
 
 
 def _verify(draft: Draft, exported: int) -> None:

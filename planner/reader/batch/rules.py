@@ -35,8 +35,8 @@ def _matmul(t: Tracer, op: Op) -> list[Dims]:
     lead: list[Factors] = [(1,)] * (rank - 2)
     for dims in sides:
         for j, factors in enumerate(dims[:-2]):
-            at = j + rank - len(dims)
-            lead[at] = factors if 0 in factors or lead[at] == (1,) else lead[at]
+            dim = j + rank - len(dims)
+            lead[dim] = factors if 0 in factors or lead[dim] == (1,) else lead[dim]
     for k, dims in enumerate((a, b)):
         for j, factors in enumerate(dims[:-2]):
             want = lead[j + rank - len(dims)]
@@ -363,14 +363,14 @@ def _beside(t: Tracer, op: Op) -> list[Dims]:
     """Per-sample operands beside the first: lengths, positions, grids, offsets. The result has the
     batch where the first operand has it."""
     dims = t.dims(op.inputs[0])
-    at = int(op.attrs.get("batch_axis", 0))
-    if any(0 in f for k, f in enumerate(dims) if k != at):
+    batch_dim = int(op.attrs.get("batch_axis", 0))
+    if any(0 in f for k, f in enumerate(dims) if k != batch_dim):
         raise t.fail(op, "has the batch in another dim than its operands")
     for slot, name in enumerate(op.inputs[1:], 1):
         if name and (op.op, slot) != ("DeformConv", 1) and 0 not in t.dims(name)[0]:
-            t.demand(op, name, 0, dims[at])
+            t.demand(op, name, 0, dims[batch_dim])
     return [
-        tuple(dims[at] if k == at else (n,) for k, n in enumerate(t.draft.shape(o)))
+        tuple(dims[batch_dim] if k == batch_dim else (n,) for k, n in enumerate(t.draft.shape(o)))
         for o in op.outputs
     ]
 

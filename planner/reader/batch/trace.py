@@ -149,13 +149,13 @@ class Tracer:
         out: list[Factors] = [(1,)] * rank
         for name, offset in operands:
             for k, factors in enumerate(self.dims(name)):
-                at = k + offset
-                if 0 in factors and 0 not in out[at]:
-                    out[at] = factors
-                elif 0 in factors and factors != out[at]:
+                dim = k + offset
+                if 0 in factors and 0 not in out[dim]:
+                    out[dim] = factors
+                elif 0 in factors and factors != out[dim]:
                     raise self.fail(op, "combines two different layouts of the batch")
-                elif out[at] == (1,):
-                    out[at] = factors
+                elif out[dim] == (1,):
+                    out[dim] = factors
         for name, offset in operands:
             for k, factors in enumerate(self.dims(name)):
                 want = out[k + offset]
@@ -192,9 +192,9 @@ def behind(
     if op.op in BROADCASTING:
         below = []
         for i in op.inputs:
-            at = axis - (rank - len(draft.shape(i)))
-            if at >= 0 and draft.shape(i)[at] == n and n != 1:
-                below.append((i, at, factors))
+            dim = axis - (rank - len(draft.shape(i)))
+            if dim >= 0 and draft.shape(i)[dim] == n and n != 1:
+                below.append((i, dim, factors))
         return below or None
     if op.op in LAYERS:
         return _behind_layer(draft, op, rank, axis, factors)
@@ -207,10 +207,10 @@ def behind(
     if op.op in ("Slice", "Split", "Pad") and draft.shape(op.inputs[0])[axis] == n:
         return [(op.inputs[0], axis, factors)]
     if op.op == "Expand":
-        at = axis - (rank - len(draft.shape(op.inputs[0])))
+        dim = axis - (rank - len(draft.shape(op.inputs[0])))
         return (
-            [(op.inputs[0], at, factors)]
-            if at >= 0 and draft.shape(op.inputs[0])[at] == n and n != 1
+            [(op.inputs[0], dim, factors)]
+            if dim >= 0 and draft.shape(op.inputs[0])[dim] == n and n != 1
             else []
         )
     if op.op in ("ConstantOfShape", "RandomUniform", "RandomNormal") or (
@@ -263,14 +263,14 @@ def _behind_layer(
         return [(op.inputs[0], axis, factors)] if axis < op.attrs["axis"] else None
     if axis >= rank - 2:
         slot = axis - (rank - 2)
-        own = len(draft.shape(op.inputs[slot]))
+        operand_rank = len(draft.shape(op.inputs[slot]))
         swapped = bool(op.attrs.get("trans_b" if slot else "trans_a"))
-        return [(op.inputs[slot], own - 2 + (slot ^ swapped), factors)]
+        return [(op.inputs[slot], operand_rank - 2 + (slot ^ swapped), factors)]
     below = []
     for name in op.inputs:
-        at = axis - (rank - len(draft.shape(name)))
-        if at >= 0 and draft.shape(name)[at] != 1:
-            below.append((name, at, factors))
+        dim = axis - (rank - len(draft.shape(name)))
+        if dim >= 0 and draft.shape(name)[dim] != 1:
+            below.append((name, dim, factors))
     return below or None
 
 

@@ -164,13 +164,13 @@ class Draft:
                 for o in top.outputs
                 if o
             )
-            made = (
+            results = (
                 evaluate(top.op, top.attrs, arrays, [self.types[o] for o in top.outputs if o])
                 if known and cheap
                 else None
             )
             for k, out in enumerate(o for o in top.outputs if o):
-                looked[out] = None if made is None else made[k]
+                looked[out] = None if results is None else results[k]
 
     def scalar(self, name: str) -> float | None:
         """The number a one-element constant holds, or None."""
@@ -256,12 +256,12 @@ class Draft:
                     self.leaf(self.fresh(n or op), a) if n or k == 0 else ""
                     for k, (n, a) in enumerate(zip(out, folded, strict=False))
                 ]
-        made = [
+        names = [
             self.fresh(n or f"{inputs[0] if inputs else ''}/{op.lower()}") if n or k == 0 else ""
             for k, n in enumerate(out)
         ]
-        node = Op(op, inputs, made, attrs)
-        for n, t in zip(made, types, strict=False):
+        node = Op(op, inputs, names, attrs)
+        for n, t in zip(names, types, strict=False):
             if n:
                 self.types[n] = t
                 self.maker[n] = node
@@ -270,9 +270,9 @@ class Draft:
             and not self.learned.isdisjoint(inputs)
             and all(not i or math.prod(self.shape(i)) == 1 for i in inputs)
         ):
-            self.learned.update(n for n in made if n)
+            self.learned.update(n for n in names if n)
         self.ops.append(node)
-        return made
+        return names
 
     def _bypass(self, op: str, inputs: list[str], attrs: dict[str, Any]) -> list[str]:
         """Looks through a view that the new operation makes pointless (the old one dies if nothing

@@ -147,12 +147,12 @@ class _Lift:
             kept, draft.ops = draft.ops, []
             x = draft.add("Reshape", [source], out=f"{old.outputs[0]}/reshape", shape=shape)
             new, draft.ops = draft.ops, kept
-            for each in new:
+            for added in new:
                 wanted, k = f"{old.id}/reshape", 1
                 while wanted in self.ids:
                     wanted, k = f"{old.id}/reshape.{k}", k + 1
                 self.ids.add(wanted)
-                each.id, each.scope, each.members = wanted, old.scope, old.members or (old.id,)
+                added.id, added.scope, added.members = wanted, old.scope, old.members or (old.id,)
             self.before.setdefault(id(old), []).extend(new)
         user.inputs[:] = [x if i == old.outputs[0] else i for i in user.inputs]
         self.readers.setdefault(x, []).append(user)

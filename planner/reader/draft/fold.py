@@ -37,10 +37,10 @@ def evaluate(
         return None
     with np.errstate(all="ignore"):
         try:
-            made = rule(attrs, arrays, types)
+            results = rule(attrs, arrays, types)
         except (IndexError, ValueError, TypeError, ZeroDivisionError, OverflowError):
             return None  # e.g. an index out of range: the operator stays, and fails where it is run
-        outputs = list(made) if isinstance(made, (list, tuple)) else [made]
+        outputs = list(results) if isinstance(results, (list, tuple)) else [results]
         return [
             _as(np.asarray(o), numpy_dtype(t[1])).reshape(t[0])
             for o, t in zip(outputs, types, strict=False)

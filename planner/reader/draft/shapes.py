@@ -93,10 +93,10 @@ def infer(op: str, attrs: Mapping[str, Any], types: Types, shape: Any = None) ->
     if op in SAME:
         return [_x(types)]
     if op in ARITHMETIC or op in LOGIC or op in COMPARE:
-        (a, at), (b, bt) = _two(types)
-        if at != bt:
-            raise ShapeError(f"operands are {at} and {bt}")
-        return [(a if a == b else broadcast(a, b), "bool" if op in COMPARE else at)]
+        (a, a_dtype), (b, b_dtype) = _two(types)
+        if a_dtype != b_dtype:
+            raise ShapeError(f"operands are {a_dtype} and {b_dtype}")
+        return [(a if a == b else broadcast(a, b), "bool" if op in COMPARE else a_dtype)]
     rule = _RULES.get(op)
     if rule is None:
         raise KeyError(op)

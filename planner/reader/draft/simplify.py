@@ -23,8 +23,8 @@ ALONE = words(
 def tidy(draft: Draft) -> None:
     """All passes, in an order that leaves nothing for a second round."""
     drop_dead(draft)
-    for each in (sink_expands, shorten_views, fold_transposes):
-        if each(draft):
+    for rewrite in (sink_expands, shorten_views, fold_transposes):
+        if rewrite(draft):
             drop_dead(draft)
 
 
@@ -46,16 +46,16 @@ OUTPUT = Op("", [], [], {})
 
 def drop_dead(draft: Draft) -> None:
     """Removes operations whose results nobody reads."""
-    live, made = set(draft.outputs), 0
+    live, results = set(draft.outputs), 0
     kept: list[Op] = []
     for op in reversed(draft.ops):
         if not live.isdisjoint(op.outputs):
             live.update(op.inputs)
             live.discard("")  # stands for operands and results that are left out
             kept.append(op)
-            made += len(op.outputs)
+            results += len(op.outputs)
     draft.ops = kept[::-1]
-    if len(draft.maker) != made:
+    if len(draft.maker) != results:
         draft.maker = {o: op for op in draft.ops for o in op.outputs if o}
 
 
@@ -95,12 +95,12 @@ class Scribe:
         if out:
             draft.types.pop(out, None)
             draft.maker.pop(out, None)
-        made = draft.add(
+        name = draft.add(
             op, inputs, attrs, out=out or f"{like.outputs[0]}/{op.lower()}", shape=shape
         )
         for new in draft.ops[before:]:
             self.name(new, like, bool(out))
-        return made
+        return name
 
     def name(self, new: Op, like: Op, main: bool) -> None:
         """Gives a new operation an id: that of `like` when it makes its result."""

@@ -41,36 +41,36 @@ def regroup(groups: Groups, target: Shape) -> Groups | None:
     they do not align."""
     queue = [atom for group in refresh(groups) for atom in group]
     out: Groups = []
-    at = 0
+    position = 0
     for n in target:
         group: list[Atom] = []
         if n == 1:
-            if at < len(queue) and queue[at].size == 1:
-                group.append(queue[at])
-                at += 1
+            if position < len(queue) and queue[position].size == 1:
+                group.append(queue[position])
+                position += 1
             out.append(group)
             continue
         need = n
         while need > 1:
-            if at >= len(queue):
+            if position >= len(queue):
                 return None
-            atom = queue[at]
+            atom = queue[position]
             if need % atom.size:
                 common = math.gcd(need, atom.size)
                 if common == 1 or atom.batch:
                     return None
                 atom.parts = [Atom(common), Atom(atom.size // common)]
-                queue[at : at + 1] = atom.parts
+                queue[position : position + 1] = atom.parts
                 continue
             group.append(atom)
             need //= atom.size
-            at += 1
+            position += 1
         out.append(group)
-    if at < len(queue):
-        if any(atom.size != 1 for atom in queue[at:]):
+    if position < len(queue):
+        if any(atom.size != 1 for atom in queue[position:]):
             return None
         if out:
-            out[-1].extend(queue[at:])
+            out[-1].extend(queue[position:])
     return out
 
 
@@ -155,12 +155,12 @@ def _with_ones(
                 b += 1
     sequence: list[tuple[int, int | None]] = []  # source order: (output position, block)
     for block in arranged:
-        at = slots.index(block)
-        sequence.append((at, block))
-        at += 1
-        while at < len(slots) and slots[at] is None:
-            sequence.append((at, None))
-            at += 1
+        slot = slots.index(block)
+        sequence.append((slot, block))
+        slot += 1
+        while slot < len(slots) and slots[slot] is None:
+            sequence.append((slot, None))
+            slot += 1
     lead = 0
     while lead < len(slots) and slots[lead] is None:
         sequence.insert(lead, (lead, None))

@@ -45,14 +45,14 @@ def lengthen(array: np.ndarray, step: tuple[int, ...], name: str) -> np.ndarray:
     axis, major, old, minor, new = step
     shape = array.shape
     parts = array.reshape(*shape[:axis], major, old, minor, *shape[axis + 1 :])
-    at = axis + 1
-    first = parts.take([0], at)
+    sample_axis = axis + 1
+    first = parts.take([0], sample_axis)
     out = None
     if bool((parts == first).all()):
-        out = np.repeat(first, new, at)
+        out = np.repeat(first, new, sample_axis)
     elif array.dtype.kind in "iu":
-        delta = parts.take([1], at) - first
-        line = [-1 if k == at else 1 for k in range(parts.ndim)]
+        delta = parts.take([1], sample_axis) - first
+        line = [-1 if k == sample_axis else 1 for k in range(parts.ndim)]
         counts = np.arange(old).reshape(line)
         believed = old > 2 or bool(((delta == 0) | (delta == 1)).all())
         if believed and bool((parts == first + delta * counts).all()):

@@ -210,8 +210,8 @@ def _rotated_before_cast(find: Finder, name: str, plain: Op) -> tuple[str, list[
     if cast is None or half is None:
         return None
     for x in plain.inputs:
-        own = find.maker(x, "Cast")
-        if own is not None and own.inputs[0] == half[0] and own.attrs == cast.attrs:
+        own_cast = find.maker(x, "Cast")
+        if own_cast is not None and own_cast.inputs[0] == half[0] and own_cast.attrs == cast.attrs:
             return x, [*half[1], cast]
     return None
 

@@ -66,10 +66,10 @@ def _affine(find: Finder, root: Op, product: str, shift: str) -> bool:
         return False
     scale = find.other(both, rows[0])
     assert scale is not None
-    made = find.insert(root, "Sub", [x, mean])
-    for each in (rows[0], scale):
-        made = find.insert(root, "Mul", [made, each])
-    find.fuse(root, [scaled, both, *inside], "Add", [made, bias], {})
+    normed = find.insert(root, "Sub", [x, mean])
+    for multiplier in (rows[0], scale):
+        normed = find.insert(root, "Mul", [normed, multiplier])
+    find.fuse(root, [scaled, both, *inside], "Add", [normed, bias], {})
     return True
 
 

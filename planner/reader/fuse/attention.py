@@ -53,7 +53,7 @@ def attentions(find: Finder) -> None:
 
 def _unknown(find: Finder) -> None:
     """A finding on products of softmax weights and values that are no known form of attention."""
-    draft, left = find.draft, list[tuple[Op, int]]()
+    draft, unfused = find.draft, list[tuple[Op, int]]()
     for root in draft.ops:
         if root.op != "MatMul" or id(root) in find.gone or root.attrs.get("trans_a"):
             continue
@@ -73,13 +73,13 @@ def _unknown(find: Finder) -> None:
             and op.attrs["axis"] == len(draft.shape(name)) - 1
             and _scored(find, op.inputs[0])
         ):
-            left.append((root, math.prod(draft.shape(name))))
-    if left:
-        first, scores = left[0]
+            unfused.append((root, math.prod(draft.shape(name))))
+    if unfused:
+        first, scores = unfused[0]
         which = (
             f"attention {first.id!r} is"
-            if len(left) == 1
-            else f"{len(left)} attentions (the first {first.id!r}) are"
+            if len(unfused) == 1
+            else f"{len(unfused)} attentions (the first {first.id!r}) are"
         )
         draft.notes.append(
             Finding(
@@ -93,9 +93,9 @@ def _unknown(find: Finder) -> None:
 def _scored(find: Finder, name: str) -> bool:
     """Whether a product of two tensors that are no weights lies behind what a softmax takes,
     through element-wise operations, beside others (sinks) too."""
-    left, seen = [(name, 0)], {name}
-    while left:
-        name, depth = left.pop()
+    stack, seen = [(name, 0)], {name}
+    while stack:
+        name, depth = stack.pop()
         op = find.maker(name)
         if (
             op is None
@@ -126,7 +126,7 @@ def _scored(find: Finder, name: str) -> bool:
         for i in op.inputs:
             if i and i not in seen:
                 seen.add(i)
-                left.append((i, depth + 1))
+                stack.append((i, depth + 1))
     return False
 
 
@@ -245,9 +245,9 @@ def _attention(find: Finder, masks: Masks, root: Op) -> None:
             for x in operands
         ]
     if len(draft.shape(root.outputs[0])) == 3:
-        made = find.insert(root, "Attention", [*operands, *([mask] if mask else [])], attrs)
-        find.fuse(root, match.inside, "Reshape", [made], {})
-        new = draft.maker[made]
+        fused = find.insert(root, "Attention", [*operands, *([mask] if mask else [])], attrs)
+        find.fuse(root, match.inside, "Reshape", [fused], {})
+        new = draft.maker[fused]
         new.members = root.members
         _simplify_mask(find, masks, new, root)
     else:
@@ -387,16 +387,16 @@ def _reaches(find: Finder, name: str) -> bool:
     """True when a product of two tensors lies up the chain of scales, casts, a cap, what is added,
     and views."""
     full = find.draft.shape(name)
-    left = [(name, 0)]
-    while left:
-        name, depth = left.pop()
+    stack = [(name, 0)]
+    while stack:
+        name, depth = stack.pop()
         op = find.maker(name, "MatMul", "Mul", "Div", "Tanh", "Cast", "Add", "Where", "Reshape")
         if op is None or depth > _BEHIND or math.prod(find.draft.shape(name)) != math.prod(full):
             continue
         if op.op == "MatMul":
             return True
         scaled = find.scaled(op)
-        left += [(i, depth + 1) for i in ([scaled[0]] if scaled else op.inputs)]
+        stack += [(i, depth + 1) for i in ([scaled[0]] if scaled else op.inputs)]
     return False
 
 

@@ -49,14 +49,15 @@ def _unknown(find: Finder) -> None:
         and len(draft.shape(op.inputs[0])) == 3
         and draft.is_leaf(op.inputs[0])
     ]
-    left = [
+    unfused = [
         op
         for op in stacks
         if any(find.uses(o) for o in op.outputs if o) and routed(find, source(draft, op.inputs[1]))
     ]
-    if left:
+    if unfused:
         text = (
-            f"{len(left)} stacks of experts ({left[0].inputs[0]!r}) are gathered by a router, but"
+            f"{len(unfused)} stacks of experts ({unfused[0].inputs[0]!r}) are gathered by a router,"
+            " but"
             " what is done with them is not a known form of experts: they are planned as gathered"
             " weights, one copy per chosen expert and token"
         )

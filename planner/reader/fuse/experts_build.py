@@ -59,12 +59,12 @@ def fused(
     if (shape, dtype) == ((*lead, width), draft.dtype(x)):
         find.fuse(root, form.inside, "RoutedExperts", inputs, attrs)
         return True
-    made = find.insert(root, "RoutedExperts", inputs, attrs)
+    mixture = find.insert(root, "RoutedExperts", inputs, attrs)
     if dtype == draft.dtype(x):
-        find.fuse(root, form.inside, "Reshape", [made], {})
+        find.fuse(root, form.inside, "Reshape", [mixture], {})
     else:
-        find.fuse(root, form.inside, "Cast", [_view(find, root, made, shape)], {"to": dtype})
-    draft.maker[made].members, root.members = root.members, ()
+        find.fuse(root, form.inside, "Cast", [_view(find, root, mixture, shape)], {"to": dtype})
+    draft.maker[mixture].members, root.members = root.members, ()
     return True
 
 
@@ -131,7 +131,7 @@ def _part(find: Finder, root: Op, product: Product | None, what: str) -> str:
 def stored_parts(draft: Draft) -> None:
     """Parts of stacks that experts read are cut on the stored weights: each becomes a weight of its
     own."""
-    made: dict[tuple[Any, ...], str] = {}
+    parts: dict[tuple[Any, ...], str] = {}
     for op in draft.ops:
         for slot, name in enumerate(op.inputs if op.op == "RoutedExperts" else ()):
             cut = draft.maker.get(name)
@@ -150,14 +150,14 @@ def stored_parts(draft: Draft) -> None:
                 cut.attrs["ends"][0],
                 cut.attrs["steps"][0],
             )
-            if (whole, step) not in made:
-                own = made[whole, step] = draft.fresh(
+            if (whole, step) not in parts:
+                part = parts[whole, step] = draft.fresh(
                     f"{whole}{'.' if '.' in whole else '_'}{_NAMES[slot]}"
                 )
-                draft.types[own] = draft.types[name]
+                draft.types[part] = draft.types[name]
                 if whole in draft.refs:
                     ref = draft.refs[whole]
-                    draft.refs[own] = replace(
+                    draft.refs[part] = replace(
                         ref,
                         transform=(
                             *(ref.transform or (("reshape", draft.shape(whole)),)),
@@ -165,9 +165,9 @@ def stored_parts(draft: Draft) -> None:
                         ),
                     )
                 else:
-                    draft.values[own] = transformed(draft.values[whole], [("slice", step)], own)
-                    draft.keep_floats.add(own)
-            op.inputs[slot] = made[whole, step]
+                    draft.values[part] = transformed(draft.values[whole], [("slice", step)], part)
+                    draft.keep_floats.add(part)
+            op.inputs[slot] = parts[whole, step]
 
 
 def _view(find: Finder, root: Op, name: str, shape: tuple[int, ...]) -> str:

@@ -127,15 +127,17 @@ class Form:
             )
         shape = self.draft.shape(name)
         leaf = source(self.draft, name)
-        each = self.draft.shape(leaf)
-        own = (
+        leaf_shape = self.draft.shape(leaf)
+        per_expert = (
             len(shape) >= 3
             and len(out) >= 3
             and shape[-3:] == (out[-3], 1, out[-1])
             and prod(shape) == out[-3] * out[-1]
         )
         return (
-            leaf if own and self.draft.is_leaf(leaf) and each in (shape, (out[-3], out[-1])) else ""
+            leaf
+            if per_expert and self.draft.is_leaf(leaf) and leaf_shape in (shape, (out[-3], out[-1]))
+            else ""
         )
 
     def gathered(self, op: Op) -> Product | None:
@@ -145,7 +147,7 @@ class Form:
             stack, other = self.chosen(op.inputs[k]), op.inputs[1 - k]
             if not stack or len(shape(stack)) != 3:
                 continue
-            swapped, own = (
+            swapped, transposed = (
                 bool(op.attrs.get(flag))
                 for flag in (("trans_a", "trans_b") if k else ("trans_b", "trans_a"))
             )
@@ -157,7 +159,7 @@ class Form:
                 or (rest != batch and batch[-1] != self.choices)
             ):
                 return None  # tokens are repeated for their choices, in the last dim, or not at all
-            return Product(stack, own == bool(k), other)
+            return Product(stack, transposed == bool(k), other)
         return None
 
     def every(self, op: Op) -> Product | None:
@@ -284,14 +286,14 @@ class Form:
             shape, before = draft.shape(name), draft.shape(op.inputs[0])
             before = (1,) * (len(shape) - len(before)) + before
             if op.op in ("Expand", "Tile"):
-                at = [k for k in range(len(shape)) if before[k] != shape[k]]
-                if any(before[k] != 1 for k in at):
+                changed = [k for k in range(len(shape)) if before[k] != shape[k]]
+                if any(before[k] != 1 for k in changed):
                     break
-                dense = not self.choices and at == [len(shape) - 3]
+                dense = not self.choices and changed == [len(shape) - 3]
                 if not dense and not (
-                    len(at) == 1
-                    and shape[at[0]] == self.choices
-                    and prod(shape[: at[0]]) == self.tokens
+                    len(changed) == 1
+                    and shape[changed[0]] == self.choices
+                    and prod(shape[: changed[0]]) == self.tokens
                 ):
                     break
             elif op.op == "Gather":

@@ -89,9 +89,9 @@ def _terms(find: Finder, root: Op) -> tuple[list[str], list[Op]]:
     """What a tree of Adds sums, in order, and its Adds below the root."""
     terms: list[str] = []
     inside: list[Op] = []
-    left = [root.inputs[1], root.inputs[0]]
-    while left:
-        name = left.pop()
+    stack = [root.inputs[1], root.inputs[0]]
+    while stack:
+        name = stack.pop()
         op = find.maker(name, "Add", "Reshape")
         if (
             op is None
@@ -102,7 +102,7 @@ def _terms(find: Finder, root: Op) -> tuple[list[str], list[Op]]:
             terms.append(name)
             continue
         inside.append(op)
-        left += op.inputs[::-1]
+        stack += op.inputs[::-1]
     return terms, inside
 
 
@@ -218,10 +218,10 @@ def _picked(draft: Draft, op: Op, inside: Sequence[Op], last: int) -> int | None
         one = op.attrs["axes"] == (last,) and op.attrs["ends"][0] - op.attrs["starts"][0] == 1
         return int(op.attrs["starts"][0]) if one else None
     if op.op == "Gather":
-        at = draft.value(op.inputs[1])
+        index = draft.value(op.inputs[1])
         return (
-            int(at.reshape(-1)[0]) % draft.shape(op.inputs[0])[last]
-            if op.attrs["axis"] == last and at is not None and at.size == 1
+            int(index.reshape(-1)[0]) % draft.shape(op.inputs[0])[last]
+            if op.attrs["axis"] == last and index is not None and index.size == 1
             else None
         )
     name = next((o for user in inside for o in user.inputs if o in op.outputs), "")
@@ -305,10 +305,10 @@ def _join(
         return False
     group = {id(op) for op in form.inside} | {id(root)}
     leaves = {n for row in layers for p in row if p is not None for n in (p.stack, p.bias) if n}
-    own = len({p.stack for row in layers for p in row if p is not None}) == sum(
+    distinct = len({p.stack for row in layers for p in row if p is not None}) == sum(
         len({p.stack for p in row if p is not None}) for row in layers
     )
-    if not own or any(id(user) not in group for leaf in leaves for user in find.uses(leaf)):
+    if not distinct or any(id(user) not in group for leaf in leaves for user in find.uses(leaf)):
         return False
     if not find.closed(root, form.inside):
         return False
@@ -320,34 +320,34 @@ def _join(
     mixture = (share, first, second, last, activation)  # of all: kinds holds one
     if not rest:
         return fused(find, root, form, *mixture)
-    made = find.insert(
+    placeholder = find.insert(
         root, "Add", [rest[0], rest[0]]
     )  # a place for the sum over experts, before the root that adds the other tensor
-    if not fused(find, find.draft.maker[made], form, *mixture):
+    if not fused(find, find.draft.maker[placeholder], form, *mixture):
         return False
-    find.fuse(root, [], "Add", [rest[0], made], {})
+    find.fuse(root, [], "Add", [rest[0], placeholder], {})
     return True
 
 
 def _stack(
-    find: Finder, parts: Sequence[Product | None], made: dict[tuple[str, ...], str]
+    find: Finder, parts: Sequence[Product | None], stacks: dict[tuple[str, ...], str]
 ) -> Product | None:
     """The product with the experts' weights stacked, and their biases."""
     first = parts[0]
     if first is None:
         return None
     stack, bias = (
-        _joined(find.draft, [getattr(p, what) for p in parts if p is not None], made)
+        _joined(find.draft, [getattr(p, what) for p in parts if p is not None], stacks)
         for what in ("stack", "bias")
     )
     return replace(first, stack=stack, bias=bias)
 
 
-def _joined(draft: Draft, names: Sequence[str], made: dict[tuple[str, ...], str]) -> str:
+def _joined(draft: Draft, names: Sequence[str], stacks: dict[tuple[str, ...], str]) -> str:
     """A leaf [E, ..] whose parts are the named leaves; '' where there are none."""
     key = tuple(names)
-    if not names[0] or key in made:
-        return made.get(key, "")
+    if not names[0] or key in stacks:
+        return stacks.get(key, "")
     cuts = [draft.maker[name] for name in names if name in draft.maker]
     if cuts:  # each expert's part of one stack
         whole = cuts[0].inputs[0] if len(cuts) == len(names) else ""
@@ -364,10 +364,10 @@ def _joined(draft: Draft, names: Sequence[str], made: dict[tuple[str, ...], str]
     for name in names:
         ref = draft.refs.get(name) or WeightRef("inline", proto=draft.values[name])
         refs.append(replace(ref, transform=(*ref.transform, ("reshape", draft.shape(name)))))
-    own = made[key] = draft.fresh(_common(names))
-    draft.refs[own] = WeightRef("joined", parts=tuple(refs))
-    draft.types[own] = ((len(names), *draft.shape(names[0])), draft.dtype(names[0]))
-    return own
+    joined = stacks[key] = draft.fresh(_common(names))
+    draft.refs[joined] = WeightRef("joined", parts=tuple(refs))
+    draft.types[joined] = ((len(names), *draft.shape(names[0])), draft.dtype(names[0]))
+    return joined
 
 
 def _common(names: Sequence[str]) -> str:
@@ -375,13 +375,13 @@ def _common(names: Sequence[str]) -> str:
     not differ by a count alone."""
     paths = [name.split(".") for name in names]
     if len({len(p) for p in paths}) == 1:
-        at = [k for k in range(len(paths[0])) if len({p[k] for p in paths}) > 1]
+        differing = [k for k in range(len(paths[0])) if len({p[k] for p in paths}) > 1]
         if (
-            len(at) == 1
+            len(differing) == 1
             and len(paths[0]) > 1
-            and [p[at[0]] for p in paths] == [str(e) for e in range(len(names))]
+            and [p[differing[0]] for p in paths] == [str(e) for e in range(len(names))]
         ):
-            return ".".join(part for k, part in enumerate(paths[0]) if k != at[0])
+            return ".".join(part for k, part in enumerate(paths[0]) if k != differing[0])
     return f"{names[0]}_all"
 
 
@@ -434,9 +434,9 @@ def _unknown(find: Finder) -> None:
 def _chosen_by(find: Finder, name: str) -> str:
     """Id of the TopK that a tensor comes from through operations without weights, '' where there is
     none near."""
-    left, seen = [(name, 0)], {name}
-    while left:
-        name, depth = left.pop(0)
+    queue, seen = [(name, 0)], {name}
+    while queue:
+        name, depth = queue.pop(0)
         op = find.maker(name)
         if op is None or op.op in ("MatMul", "Conv") or depth > _BEHIND:
             continue
@@ -445,5 +445,5 @@ def _chosen_by(find: Finder, name: str) -> str:
         for i in op.inputs:
             if i and i not in seen:
                 seen.add(i)
-                left.append((i, depth + 1))
+                queue.append((i, depth + 1))
     return ""

@@ -35,6 +35,6 @@ def fuse(draft: Draft, as_written: bool = False) -> None:
         finder = finder.applied()
     stored_parts(draft)
     unflatten(draft)
-    for each in (sink_expands, shorten_views, fold_transposes):
-        if each(draft):
+    for rewrite in (sink_expands, shorten_views, fold_transposes):
+        if rewrite(draft):
             drop_dead(draft)

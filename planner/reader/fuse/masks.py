@@ -71,8 +71,8 @@ class Masks:
             shape = np.broadcast_shapes(*(a.shape for a in arrays))
             if math.prod(shape) > MOST:
                 return None
-            made = evaluate(op.op, op.attrs, arrays, [(shape, draft.dtype(name))])
-            return None if made is None else made[0]
+            results = evaluate(op.op, op.attrs, arrays, [(shape, draft.dtype(name))])
+            return None if results is None else results[0]
         value = draft.value(name)
         return None if value is None else collapse(value)
 
@@ -101,16 +101,16 @@ class Masks:
     def _learned(self, name: str) -> bool:
         """Whether a mask is made of a parameter, such as a table of relative positions: zeros in it
         are where training starts."""
-        draft, left, seen = self.draft, [name], {name}
-        while left:
-            top = left.pop()
+        draft, stack, seen = self.draft, [name], {name}
+        while stack:
+            top = stack.pop()
             if draft.is_leaf(top) and draft.is_float(top) and draft.records.named(top):
                 return True
             op = draft.maker.get(top)
             for i in op.inputs if op is not None else ():
                 if i and i not in seen:
                     seen.add(i)
-                    left.append(i)
+                    stack.append(i)
         return False
 
     def _left(self, name: str, s: int, t: int) -> Positions | None:
@@ -198,14 +198,17 @@ def without_positions(
 ) -> list[str]:
     """The masks that apply together without those that say by positions alone which keys are seen;
     these become attributes where there are attributes for what they leave."""
-    left = {name: masks.left(name, s, t) for name in names}
+    positions_of = {name: masks.left(name, s, t) for name in names}
     seen = Positions(bool(attrs["causal"]), attrs.get("window", 0))
-    for each in left.values():
-        seen &= each or Positions()
+    for positions in positions_of.values():
+        seen &= positions or Positions()
     if not seen.known:  # a window that goes on after the query
         seen = replace(seen, window=0)
-        left = {name: None if each and each.window else each for name, each in left.items()}
+        positions_of = {
+            name: None if positions and positions.window else positions
+            for name, positions in positions_of.items()
+        }
     attrs["causal"] = int(seen.causal)
     if seen.window:
         attrs["window"] = seen.window
-    return [name for name, each in left.items() if each is None]
+    return [name for name, positions in positions_of.items() if positions is None]

@@ -100,18 +100,18 @@ class Finder:
         """A new operation placed before `root`, with an id derived from it."""
         draft, self.changed = self.draft, True
         kept, draft.ops = draft.ops, []
-        made = draft.add(op, inputs, attrs, out=f"{root.outputs[0]}/{op.lower()}", shape=shape)
+        result = draft.add(op, inputs, attrs, out=f"{root.outputs[0]}/{op.lower()}", shape=shape)
         new, draft.ops = draft.ops, kept
-        for each in new:
-            wanted, k = f"{root.id}/{each.op.lower()}", 1
+        for added in new:
+            wanted, k = f"{root.id}/{added.op.lower()}", 1
             while wanted in self.ids:
-                wanted, k = f"{root.id}/{each.op.lower()}.{k}", k + 1
+                wanted, k = f"{root.id}/{added.op.lower()}.{k}", k + 1
             self.ids.add(wanted)
-            each.id, each.scope, each.members = wanted, root.scope, root.members or (root.id,)
-            for name in each.inputs:
-                self.readers.setdefault(name, []).append(each)
+            added.id, added.scope, added.members = wanted, root.scope, root.members or (root.id,)
+            for name in added.inputs:
+                self.readers.setdefault(name, []).append(added)
         self.before.setdefault(id(root), []).extend(new)
-        return made
+        return result
 
     def fuse(
         self, root: Op, inside: Iterable[Op], op: str, inputs: Sequence[str], attrs: dict[str, Any]
@@ -121,12 +121,12 @@ class Finder:
             {id(o): o for o in [*inside, root]}.values(), key=lambda o: self.place.get(id(o), -1)
         )
         members: list[str] = []
-        for each in group:
-            members.extend(m for m in each.members or (each.id,) if m not in members)
+        for member in group:
+            members.extend(m for m in member.members or (member.id,) if m not in members)
         root.members = tuple(members)
-        for each in group:
-            if each is not root:
-                self.gone.add(id(each))
+        for member in group:
+            if member is not root:
+                self.gone.add(id(member))
         root.op, root.inputs, root.attrs, self.changed = op, list(inputs), attrs, True
         for name in inputs:
             if name:
@@ -137,12 +137,12 @@ class Finder:
         if not self.changed:
             return self
         ops: list[Op] = []
-        left = self.draft.ops[::-1]
-        while left:
-            op = left.pop()
+        remaining = self.draft.ops[::-1]
+        while remaining:
+            op = remaining.pop()
             before = [] if id(op) in self.gone else self.before.pop(id(op), [])
             if before:  # which may have operations before them as well
-                left += [op, *before[::-1]]
+                remaining += [op, *before[::-1]]
             elif id(op) not in self.gone:
                 ops.append(op)
         self.draft.ops = ops

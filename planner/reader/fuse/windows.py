@@ -110,19 +110,19 @@ def _rewrite(find: Finder, root: Op, chain: _Chain) -> None:
         return find.insert(root, "Reshape", [name], shape=(*merged, *draft.shape(name)[-2:]))
 
     scores = chain.steps[-1][0]
-    made = find.insert(root, "MatMul", [flat(i) for i in scores.inputs], dict(scores.attrs))
+    tensor = find.insert(root, "MatMul", [flat(i) for i in scores.inputs], dict(scores.attrs))
     for op, slot in reversed(chain.steps[:-1]):
         if op.op == "Reshape":
             continue
         rank = len(draft.shape(op.outputs[0]))
         operands = [
-            made if k == slot else _spread(find, root, i, lead, rank)
+            tensor if k == slot else _spread(find, root, i, lead, rank)
             for k, i in enumerate(op.inputs)
         ]
         attrs = {**op.attrs, "axis": 3} if op.op == "Softmax" else dict(op.attrs)
-        made = find.insert(root, op.op, operands, attrs)
-    made = find.insert(root, "MatMul", [made, flat(root.inputs[1])], dict(root.attrs))
-    find.fuse(root, [op for op, _ in chain.steps], "Reshape", [made], {})
+        tensor = find.insert(root, op.op, operands, attrs)
+    tensor = find.insert(root, "MatMul", [tensor, flat(root.inputs[1])], dict(root.attrs))
+    find.fuse(root, [op for op, _ in chain.steps], "Reshape", [tensor], {})
 
 
 def _spread(find: Finder, root: Op, name: str, lead: Sequence[int], rank: int) -> str:
@@ -139,7 +139,7 @@ def _spread(find: Finder, root: Op, name: str, lead: Sequence[int], rank: int) -
     if set(shape[1:-2]) == {1}:
         return find.insert(root, "Reshape", [name], shape=(shape[0], 1, *rows))
     whole = (shape[0], *lead[1:], *rows)
-    made = find.insert(root, "Reshape", [name], shape=shape)
+    tensor = find.insert(root, "Reshape", [name], shape=shape)
     if shape != whole:
-        made = find.insert(root, "Expand", [made], shape=whole)
-    return find.insert(root, "Reshape", [made], shape=(shape[0], math.prod(lead[1:]), *rows))
+        tensor = find.insert(root, "Expand", [tensor], shape=whole)
+    return find.insert(root, "Reshape", [tensor], shape=(shape[0], math.prod(lead[1:]), *rows))

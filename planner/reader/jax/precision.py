@@ -18,9 +18,9 @@ def precision_of(trace: Trace, leaves: Iterable[Value]) -> str:
     """The recipe of a traced function, by the type of most results of products, and of most
     parameters."""
     products, weights = Counter[str](), Counter[str]()
-    for made in trace.nodes:
-        if made.op_type in PRODUCTS:
-            result = trace.types[made.output[0]]
+    for node in trace.nodes:
+        if node.op_type in PRODUCTS:
+            result = trace.types[node.output[0]]
             products[np.dtype(result.dtype).name] += prod(result.shape)
     for leaf in leaves:
         if leaf.parameter:

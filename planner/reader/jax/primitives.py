@@ -140,8 +140,8 @@ def _sub(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | None
         total = _through(t, log.input[0], ("Reshape",))
         summed = t.makers.get(total)
         if summed is not None and summed.op_type == "ReduceSum":
-            made = t.makers.get(summed.input[0])
-            if made is not None and made.op_type == "Exp" and made.input[0] == x[0].name:
+            maker = t.makers.get(summed.input[0])
+            if maker is not None and maker.op_type == "Exp" and maker.input[0] == x[0].name:
                 soft = _softmax(t, t.types[summed.input[0]], t.types[log.input[0]])
                 if soft is not None:
                     return [
@@ -316,11 +316,11 @@ def _cast(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
 
 @primitive("broadcast_in_dim")
 def _broadcast(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
-    shape, at = out[0].shape, dict(zip(p["broadcast_dimensions"], x[0].shape, strict=True))
-    made = t.reshape(x[0], [at.get(d, 1) for d in range(len(shape))])
-    if made.shape == tuple(shape):
-        return [made]
-    return [t.node("Expand", [made, t.constant(np.array(shape, np.int64))], shape, x[0].dtype)]
+    shape, sizes = out[0].shape, dict(zip(p["broadcast_dimensions"], x[0].shape, strict=True))
+    reshaped = t.reshape(x[0], [sizes.get(d, 1) for d in range(len(shape))])
+    if reshaped.shape == tuple(shape):
+        return [reshaped]
+    return [t.node("Expand", [reshaped, t.constant(np.array(shape, np.int64))], shape, x[0].dtype)]
 
 
 @primitive("reshape", "squeeze", "expand_dims")
@@ -400,13 +400,13 @@ def _dot(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
     apart = (
         m if not batch and m else [prod(m)]
     )  # the rows of a product without batch dims may have any rank
-    made = t.node(
+    product = t.node(
         "MatMul",
         [t.reshape(a, [*batch, *apart, k]), t.reshape(b, [*batch, k, prod(n)])],
         [*batch, *apart, prod(n)],
         a.dtype,
     )
-    return [as_type(t, t.reshape(made, out[0].shape), out[0].dtype)]
+    return [as_type(t, t.reshape(product, out[0].shape), out[0].dtype)]
 
 
 def as_type(t: Trace, x: Value, dtype: Any) -> Value:
@@ -430,7 +430,7 @@ def _conv(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | Non
     a, w = _transposed(t, x[0], spec.lhs_spec), _transposed(t, x[1], spec.rhs_spec)
     pads = [int(n) for side in (0, 1) for n in (pair[side] for pair in p["padding"])]
     shape = [out[0].shape[d] for d in spec.out_spec]
-    made = t.node(
+    result = t.node(
         "Conv",
         [a, w],
         shape,
@@ -441,16 +441,18 @@ def _conv(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | Non
         group=int(p["feature_group_count"]),
         kernel_shape=list(w.shape[2:]),
     )
-    return [_transposed(t, made, [list(spec.out_spec).index(d) for d in range(len(shape))])]
+    return [_transposed(t, result, [list(spec.out_spec).index(d) for d in range(len(shape))])]
 
 
 @primitive("iota")
 def _iota(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
     shape, d, dtype = p["shape"], p["dimension"], np.dtype(p["dtype"])
     if prod(shape) <= RANGE:
-        at = [1] * len(shape)
-        at[d] = shape[d]
-        return [t.constant(np.broadcast_to(np.arange(shape[d], dtype=dtype).reshape(at), shape))]
+        along_d = [1] * len(shape)
+        along_d[d] = shape[d]
+        return [
+            t.constant(np.broadcast_to(np.arange(shape[d], dtype=dtype).reshape(along_d), shape))
+        ]
     line = t.constant(
         np.arange(shape[d], dtype=dtype).reshape(
             [shape[d] if k == d else 1 for k in range(len(shape))]
@@ -560,7 +562,7 @@ def _cudnn_attention(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[V
     if p["variadic_args"][0]:
         operands.append(bias)
     shape = (*operands[0].shape[:3], operands[2].shape[3])
-    made = t.node(
+    result = t.node(
         FUSED,
         operands,
         shape,
@@ -571,7 +573,7 @@ def _cudnn_attention(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[V
         window=int(p["sliding_window_length"] or 0),
         kernel="cudnn",
     )
-    return [made if p["layout"] else _transposed(t, made, by_heads)]
+    return [result if p["layout"] else _transposed(t, result, by_heads)]
 
 
 @primitive("top_k")

@@ -23,10 +23,10 @@ STEPS = 64
 
 def _spread(t: Trace, key: Value, shape: tuple[int, ...]) -> Value:
     """A key over the trailing dims of a shape."""
-    made = t.reshape(key, (*key.shape, *(1,) * (len(shape) - len(key.shape))))
-    if made.shape == shape:
-        return made
-    return t.node("Expand", [made, t.constant(np.array(shape, np.int64))], shape, KEY)
+    result = t.reshape(key, (*key.shape, *(1,) * (len(shape) - len(key.shape))))
+    if result.shape == shape:
+        return result
+    return t.node("Expand", [result, t.constant(np.array(shape, np.int64))], shape, KEY)
 
 
 @primitive("random_bits")
@@ -34,9 +34,9 @@ def _bits(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | Non
     if p["bit_width"] not in (8, 16, 32):
         return None
     bits = _spread(t, x[0], tuple(out[0].shape))
-    made = t.node("Identity", [bits], bits.shape, KEY)
-    t.drawn.add(made.name)
-    return [made if p["bit_width"] == 32 else as_type(t, made, out[0].dtype)]
+    drawn = t.node("Identity", [bits], bits.shape, KEY)
+    t.drawn.add(drawn.name)
+    return [drawn if p["bit_width"] == 32 else as_type(t, drawn, out[0].dtype)]
 
 
 _chosen = PRIMITIVES["select_n"]
@@ -47,8 +47,8 @@ def _select(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | N
     """Zeros where a drawn mask says so are dropped."""
     if len(x) != 3 or _number(t, x[1]) != 0 or not (keep := _kept(t, x[0])):
         return _chosen(t, p, x, out)
-    more = [t.constant(np.asarray(1 - keep, np.float32)), t.constant(np.asarray(True))]
-    return [t.node("Dropout", [x[2], *more], out[0].shape, out[0].dtype)]
+    options = [t.constant(np.asarray(1 - keep, np.float32)), t.constant(np.asarray(True))]
+    return [t.node("Dropout", [x[2], *options], out[0].shape, out[0].dtype)]
 
 
 def _number(t: Trace, v: Value) -> float | None:
@@ -57,10 +57,10 @@ def _number(t: Trace, v: Value) -> float | None:
 
     name = v.name
     while name not in t.initializers:
-        made = t.makers.get(name)
-        if made is None or made.op_type not in ("Expand", "Cast", "Reshape"):
+        maker = t.makers.get(name)
+        if maker is None or maker.op_type not in ("Expand", "Cast", "Reshape"):
             return None
-        name = made.input[0]
+        name = maker.input[0]
     if t.initializers[name].external_data:
         return None
     array = numpy_helper.to_array(t.initializers[name])
@@ -79,13 +79,13 @@ def _kept(t: Trace, mask: Value) -> float:
             continue
         if name in t.initializers and not t.initializers[name].external_data:
             continue
-        made = t.makers.get(name)
-        if made is None or seen > STEPS:
+        maker = t.makers.get(name)
+        if maker is None or seen > STEPS:
             return 0.0
-        if made.op_type == "Less" and made.input[1] in t.initializers:
-            bound = _number(t, Value(made.input[1], (), np.dtype(np.float32)))
+        if maker.op_type == "Less" and maker.input[1] in t.initializers:
+            bound = _number(t, Value(maker.input[1], (), np.dtype(np.float32)))
             share = bound if bound is not None and 0 < bound < 1 else share
-        stack.extend(made.input)
+        stack.extend(maker.input)
     return share if drawn else 0.0
 
 

@@ -124,12 +124,12 @@ class Trace:
             )
             for k, (shape, dtype) in enumerate(results)
         ]
-        made = helper.make_node(
+        node = helper.make_node(
             op, [self.read(v) for v in inputs], [v.name for v in out], name, domain=domain, **attrs
         )
-        self.nodes.append(made)
+        self.nodes.append(node)
         for v in out:
-            self.types[v.name], self.makers[v.name] = v, made
+            self.types[v.name], self.makers[v.name] = v, node
         return out
 
     def constant(self, array: Any) -> Value:
@@ -199,15 +199,15 @@ class Trace:
             ins, name = [value(a) for a in eqn.invars], eqn.primitive.name
             outs = [v.aval for v in eqn.outvars]
             if name in INLINED:
-                made = self._enter(eqn, ins)
+                results = self._enter(eqn, ins)
             elif name == "scan":
-                made = self.scan(eqn.params, ins)
+                results = self.scan(eqn.params, ins)
             else:
                 write: Callable[..., list[Value] | None] | None = self.primitives.get(name)
-                made = (write(self, eqn.params, ins, outs) if write else None) or self._whole(
+                results = (write(self, eqn.params, ins, outs) if write else None) or self._whole(
                     name, ins, outs
                 )
-            env.update(zip(eqn.outvars, made, strict=True))
+            env.update(zip(eqn.outvars, results, strict=True))
         return [value(v) for v in jaxpr.outvars]
 
     def _enter(self, eqn: Any, ins: list[Value]) -> list[Value]:
@@ -230,11 +230,11 @@ class Trace:
         kept: list[list[Value]] = []
         outer, loop = self.prefix, self.fresh("scan")
         for i in range(length - 1, -1, -1) if params["reverse"] else range(length):
-            self.prefix, self._counts, held = f"{loop}.{i}/", {}, self._counts
+            self.prefix, self._counts, outer_counts = f"{loop}.{i}/", {}, self._counts
             out = self.jaxpr(
                 body.jaxpr, body.consts, [*consts, *carry, *(self._item(x, i) for x in xs)]
             )
-            self.prefix, self._counts = outer, held
+            self.prefix, self._counts = outer, outer_counts
             carry, ys = out[: len(carry)], out[len(carry) :]
             kept.append(ys)
         if params["reverse"]:
@@ -274,9 +274,9 @@ class Trace:
         out, where the result's shape still follows."""
         out = list(values)
         for k, v in enumerate(values):
-            made = self.makers.get(v.name)
-            if made is not None and made.op_type == "Expand":
-                source = self._value(made.input[0])
+            maker = self.makers.get(v.name)
+            if maker is not None and maker.op_type == "Expand":
+                source = self._value(maker.input[0])
                 if source is not None and np.broadcast_shapes(
                     source.shape, *(o.shape for j, o in enumerate(out) if j != k)
                 ) == tuple(shape):

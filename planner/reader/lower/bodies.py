@@ -49,8 +49,8 @@ class Captured(Frame):
         if value is not None and value.size <= FOLD_ELEMENTS:
             return self.inner.leaf(self.inner.fresh(name), value)
         if name not in self.captures:
-            made = self.captures[name] = self.inner.fresh(name)
-            self.inner.types[made] = self.outer.types[name]
+            inner_name = self.captures[name] = self.inner.fresh(name)
+            self.inner.types[inner_name] = self.outer.types[name]
         return self.captures[name]
 
 
@@ -74,14 +74,14 @@ class Body:
             )
         self.draft = Draft(name=graph.name)
         self.frame = Captured(call.frame, call.draft, self.draft, f"{call.id}/", call.scope)
-        given = iter(own)
+        types = iter(own)
         self.own: list[str] = []
         for k, info in enumerate(graph.input):
             name = self.draft.fresh(info.name or f"input.{k}")
             if k in constants:
                 self.draft.leaf(name, constants[k])
             else:
-                self.draft.types[name] = next(given)
+                self.draft.types[name] = next(types)
                 self.own.append(name)
             self.frame.env[info.name] = name
         self._lower(call, graph, what)
@@ -121,14 +121,14 @@ class Body:
         """Moves stored weights out of the body."""
         inner, outer = self.draft, call.draft
         for name in [*inner.refs, *(n for n in inner.keep_floats if n in inner.values)]:
-            made = outer.fresh(name)
-            outer.types[made] = inner.types[name]
+            outer_name = outer.fresh(name)
+            outer.types[outer_name] = inner.types[name]
             if name in inner.refs:
-                outer.refs[made] = inner.refs.pop(name)
+                outer.refs[outer_name] = inner.refs.pop(name)
             else:
-                outer.values[made] = inner.values.pop(name)
-                outer.keep_floats.add(made)
-            self.captures[made] = name
+                outer.values[outer_name] = inner.values.pop(name)
+                outer.keep_floats.add(outer_name)
+            self.captures[outer_name] = name
 
     def settle(self, captures: Sequence[str]) -> None:
         """Fixes the inputs: its own, then one per capture (an unused one where this body does not
@@ -137,9 +137,9 @@ class Body:
         names = []
         for outer in captures:
             if outer not in self.captures:
-                made = inner.fresh(outer)
-                inner.types[made] = self.frame.outer.types[outer]
-                self.captures[outer] = made
+                unused = inner.fresh(outer)
+                inner.types[unused] = self.frame.outer.types[outer]
+                self.captures[outer] = unused
             names.append(self.captures[outer])
         inner.inputs = [*self.own, *names]
 
@@ -170,10 +170,10 @@ def add_region(
     names = []
     for k, type_ in enumerate(outputs):
         if call.wants(k):
-            made = draft.fresh(call.name(k))
-            draft.types[made] = type_
-            call.bind(made, k)
-            names.append(made)
+            result = draft.fresh(call.name(k))
+            draft.types[result] = type_
+            call.bind(result, k)
+            names.append(result)
         else:
             names.append("")
     made_by = Op(
@@ -228,7 +228,7 @@ def frozen(op: Op) -> Node:
 
 def digest(bodies: Sequence[Graph]) -> str:
     """A hash of what the bodies compute, names aside."""
-    made = hashlib.sha256()
+    hashed = hashlib.sha256()
     for graph in bodies:
         index = {name: f"i{k}" for k, name in enumerate(graph.inputs)}
         for name, value in graph.constants.items():
@@ -240,7 +240,7 @@ def digest(bodies: Sequence[Graph]) -> str:
                 for o in node.outputs
                 if o
             ]
-            made.update(
+            hashed.update(
                 repr(
                     (
                         node.op,
@@ -250,8 +250,8 @@ def digest(bodies: Sequence[Graph]) -> str:
                     )
                 ).encode()
             )
-        made.update(repr([(index[o], graph.tensors[o].shape) for o in graph.outputs]).encode())
-        made.update(
+        hashed.update(repr([(index[o], graph.tensors[o].shape) for o in graph.outputs]).encode())
+        hashed.update(
             repr([(graph.tensors[i].shape, graph.tensors[i].dtype) for i in graph.inputs]).encode()
         )
-    return made.hexdigest()[:16]
+    return hashed.hexdigest()[:16]

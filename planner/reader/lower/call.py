@@ -216,9 +216,9 @@ class Call:
     ) -> None:
         """Emits an operation with several outputs, named after this node's."""
         names = [self.frame.prefix + o if o else "" for o in self.node.output]
-        for k, made in enumerate(self.draft.add_many(op, inputs, attrs or {}, names, shape)):
-            if made:
-                self.bind(made, k)
+        for k, result in enumerate(self.draft.add_many(op, inputs, attrs or {}, names, shape)):
+            if result:
+                self.bind(result, k)
 
     def wants(self, k: int) -> bool:
         """True when output k has a name."""

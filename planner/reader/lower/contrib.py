@@ -147,13 +147,15 @@ def _unpacked(call: Call, packed: str, scales: str, zeros: str, lead: tuple[int,
     if not zeros:
         zero = number(call, 1 << (bits - 1), dtype)
     elif draft.dtype(zeros) == "uint8":
-        held = _rest(draft.shape(zeros), lead) * 8 // bits
-        zero = call.emit("Reshape", [_numbers(call, zeros, bits, dtype)], shape=(*lead, held))
+        stored_zeros = _rest(draft.shape(zeros), lead) * 8 // bits
+        zero = call.emit(
+            "Reshape", [_numbers(call, zeros, bits, dtype)], shape=(*lead, stored_zeros)
+        )
         zero = cut(call, zero, len(lead), 0, count)
     if zeros:
         zero = call.emit("Reshape", [zero], shape=(*lead, count, 1))
-    made = call.emit("Mul", [call.emit("Sub", [values, zero]), scales])
-    return call.emit("Reshape", [made], shape=(*lead, count * block))
+    scaled = call.emit("Mul", [call.emit("Sub", [values, zero]), scales])
+    return call.emit("Reshape", [scaled], shape=(*lead, count * block))
 
 
 def _rest(shape: tuple[int, ...], lead: tuple[int, ...]) -> int:

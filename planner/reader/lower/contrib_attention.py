@@ -58,12 +58,12 @@ def _rotated(call: Call, x: str, tables: tuple[str, str], positions: str, interl
     first = x if turned == d else cut(call, x, 3, 0, turned)
     if interleaved:
         first = _by_halves(call, first, (b, h, s, turned // 2, 2))
-    made = call.emit("RotaryEmbedding", [first, *sides])
+    rotated = call.emit("RotaryEmbedding", [first, *sides])
     if interleaved:
-        made = _by_halves(call, made, (b, h, s, 2, turned // 2))
+        rotated = _by_halves(call, rotated, (b, h, s, 2, turned // 2))
     if turned == d:
-        return made
-    return call.emit("Concat", [made, cut(call, x, 3, turned, d)], {"axis": 3})
+        return rotated
+    return call.emit("Concat", [rotated, cut(call, x, 3, turned, d)], {"axis": 3})
 
 
 def _by_halves(call: Call, x: str, shape: tuple[int, ...]) -> str:
@@ -192,15 +192,15 @@ def _summed(call: Call, total: int) -> str:
     """The mask [B, total] whose sums, less one, are the numbers of tokens; "" where they come from
     elsewhere. Raises ShapeError for a mask of another length."""
     draft = call.draft
-    made = draft.maker.get(call.arg(5))
-    while made is not None and made.op in ("Cast", "Reshape", "Sub", "Add"):
-        if made.op in ("Sub", "Add") and abs(draft.scalar(made.inputs[1]) or 0.0) != 1.0:
+    maker = draft.maker.get(call.arg(5))
+    while maker is not None and maker.op in ("Cast", "Reshape", "Sub", "Add"):
+        if maker.op in ("Sub", "Add") and abs(draft.scalar(maker.inputs[1]) or 0.0) != 1.0:
             return ""
-        made = draft.maker.get(made.inputs[0])
-    if made is None or made.op != "ReduceSum" or tuple(made.attrs["axes"]) != (1,):
+        maker = draft.maker.get(maker.inputs[0])
+    if maker is None or maker.op != "ReduceSum" or tuple(maker.attrs["axes"]) != (1,):
         return ""
-    source = draft.maker.get(made.inputs[0])
-    mask = source.inputs[0] if source is not None and source.op == "Cast" else made.inputs[0]
+    source = draft.maker.get(maker.inputs[0])
+    mask = source.inputs[0] if source is not None and source.op == "Cast" else maker.inputs[0]
     shape = draft.shape(mask)
     if len(shape) == 2 and shape[1] != total:
         raise ShapeError(f"an attention mask of {list(shape)} for {total} tokens in all")

@@ -35,19 +35,19 @@ def _activated(layer: Rule) -> Rule:
         if kind and kind not in _ACTIVATIONS:
             raise Unsupported(f"the activation {kind}")
         layer(call)
-        made = call.frame.env[call.node.output[0]] or ""
+        result = call.frame.env[call.node.output[0]] or ""
         if call.op == "FusedConv" and call.has(3):
-            made = call.emit("Add", [made, call.arg(3)])
+            result = call.emit("Add", [result, call.arg(3)])
         if kind:
-            given = list(call.attr("activation_params", ()))
-            given = given or [
+            parameters = list(call.attr("activation_params", ()))
+            parameters = parameters or [
                 call.attr(f"activation_{k}")
                 for k in ("alpha", "beta")
                 if f"activation_{k}" in call.attrs
             ]
-            attrs = {k: float(v) for k, v in zip(_ACTIVATIONS[kind], given, strict=False)}
-            made = call.emit(kind, [made], attrs)
-        call.bind(made)
+            attrs = {k: float(v) for k, v in zip(_ACTIVATIONS[kind], parameters, strict=False)}
+            result = call.emit(kind, [result], attrs)
+        call.bind(result)
 
     return rule
 
@@ -58,15 +58,15 @@ def _quantised(operands: str, text: str, bias: int = -1, result: int = -1) -> Ru
 
     def rule(call: Call) -> None:
         names = operands.split()
-        more = ""
-        made = "f"
+        tail = ""
+        last = "f"
         if bias >= 0 and call.has(bias):
-            more, made = f" g = Add(f, {names[bias]})", "g"
+            tail, last = f" g = Add(f, {names[bias]})", "g"
         if result >= 0 and call.has(result):
             scale, zero = names[result : result + 2]
-            more += f" h = QuantizeLinear({made}, {scale}, {zero})"
-            made = "h"
-        call.lowering.enter(call, _function(f"{operands} -> {made} : {text}{more}"))
+            tail += f" h = QuantizeLinear({last}, {scale}, {zero})"
+            last = "h"
+        call.lowering.enter(call, _function(f"{operands} -> {last} : {text}{tail}"))
 
     return rule
 
@@ -77,10 +77,10 @@ def _function(text: str) -> Any:
     from onnx import parser
 
     head, _, body = text.partition(" : ")
-    operands, _, made = head.partition(" -> ")
+    operands, _, results = head.partition(" -> ")
     return parser.parse_function(
         '<opset_import: ["" : 21], domain: "com.microsoft">'
-        f" f ({', '.join(operands.split())}) => ({made}) {{ {body} }}"
+        f" f ({', '.join(operands.split())}) => ({results}) {{ {body} }}"
     )
 
 
@@ -112,9 +112,9 @@ _FLOATING = "n = MatMulInteger(A, B, az, bz) c = Cast<to = 1>(n) s = Mul(as, bs)
 def integer_product(call: Call, operands: list[str]) -> None:
     """The first output is A B + bias of quantised A, B: these, their scales, zero points, bias."""
     names = "A B as bs az bz bias"
-    more, made = (" g = Add(f, bias)", "g") if operands[6] else ("", "f")
+    tail, last = (" g = Add(f, bias)", "g") if operands[6] else ("", "f")
     inner = Call(call.lowering, call.node, call.frame, call.id, call.scope, operands)
-    inner.lowering.enter(inner, _function(f"{names} -> {made} : {_FLOATING}{more}"))
+    inner.lowering.enter(inner, _function(f"{names} -> {last} : {_FLOATING}{tail}"))
 
 
 _BINARY = "A as az B bs bz cs cz"

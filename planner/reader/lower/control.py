@@ -87,7 +87,7 @@ def _loop(call: Call) -> None:
     body = Body(
         call, graph, [COUNTER, *types], {1: np.ones(_declared_rank(graph, 1) * (1,), bool)}, "body"
     )
-    on, made = constant_output(body, 0), body.types()[1:]
+    on, result_types = constant_output(body, 0), body.types()[1:]
     if on is not None and not limited:
         trips = trips if bool(on.all()) else 1
         if trips is None:
@@ -96,12 +96,12 @@ def _loop(call: Call) -> None:
                 if most is None
                 else f"a loop of {most:,} iterations; the limit is {MOST_TRIPS:,}"
             )
-    if [*made[: len(types)]] != types:
+    if [*result_types[: len(types)]] != types:
         if go and trips is not None and _unrolled(call, graph, states, trips, size, MOST_UNROLLED):
             return
-        _check_states(call, types, made)
+        _check_states(call, types, result_types)
     if go and trips is not None and on is not None:
-        stacked = [((trips, *shape), dtype) for shape, dtype in made[len(types) :]]
+        stacked = [((trips, *shape), dtype) for shape, dtype in result_types[len(types) :]]
         _check_size(stacked)
         body.draft.outputs.pop(0)
         attrs = {
@@ -114,7 +114,7 @@ def _loop(call: Call) -> None:
         }
         add_region(call, "Scan", states, [body], [*types, *stacked], attrs)
         return
-    if any(call.wants(k) for k in range(len(types), len(made))):
+    if any(call.wants(k) for k in range(len(types), len(result_types))):
         raise Unsupported(
             "a loop whose number of iterations is run-time data stacks results: how many is not"
             " known before running"
@@ -148,8 +148,8 @@ def _while(
     call.lowering.remark(note)
 
 
-def _check_states(call: Call, types: Sequence[Type], made: Sequence[Type]) -> None:
-    for k, (a, b) in enumerate(zip(types, made, strict=False)):
+def _check_states(call: Call, types: Sequence[Type], result_types: Sequence[Type]) -> None:
+    for k, (a, b) in enumerate(zip(types, result_types, strict=False)):
         if a != b:
             raise Unsupported(
                 f"its state {k} enters as {a[1]} {list(a[0])} and leaves as {b[1]} {list(b[0])}"
@@ -222,8 +222,8 @@ def _unrolled(
 
 def _frame_within(call: Call, outer: Frame, prefix: str) -> Frame:
     """An empty frame for a body of a node, which sees the names of `outer`."""
-    own = call.frame
-    return Frame({}, own.opsets, outer, own.attrs, prefix, call.scope, own.depth + 1)
+    frame = call.frame
+    return Frame({}, frame.opsets, outer, frame.attrs, prefix, call.scope, frame.depth + 1)
 
 
 def _stack(call: Call, rows: list[str], k: int) -> str:
@@ -269,16 +269,18 @@ def _scan(call: Call) -> None:
         for k, (s, a) in enumerate(zip(shapes, axes, strict=True), many)
     ]
     body = Body(call, graph, [*types, *rows], {}, "body")
-    made = body.types()
-    _check_states(call, types, made)
-    count_ = len(made) - many
+    result_types = body.types()
+    _check_states(call, types, result_types)
+    count_ = len(result_types) - many
     out_axes = tuple(
         call.axis(a, len(shape) + 1)
-        for a, (shape, _) in zip(_ints(call, "scan_output_axes", count_), made[many:], strict=True)
+        for a, (shape, _) in zip(
+            _ints(call, "scan_output_axes", count_), result_types[many:], strict=True
+        )
     )
     stacked = [
         ((*shape[:a], trips, *shape[a:]), dtype)
-        for a, (shape, dtype) in zip(out_axes, made[many:], strict=True)
+        for a, (shape, dtype) in zip(out_axes, result_types[many:], strict=True)
     ]
     _check_size(stacked)
     attrs = {

@@ -87,27 +87,29 @@ class Guide:
         seen: set[str] = set()
         stack = [(name, axis)]
         while stack:
-            at, k = stack.pop()
-            if at in self.draft.inputs:
-                raise CarriesBatch(at, k)
-            op = self.draft.maker.get(at)
-            if op is not None and at not in seen:
-                seen.add(at)
+            tensor, k = stack.pop()
+            if tensor in self.draft.inputs:
+                raise CarriesBatch(tensor, k)
+            op = self.draft.maker.get(tensor)
+            if op is not None and tensor not in seen:
+                seen.add(tensor)
                 stack.extend(
-                    (below, j) for below, j, _ in behind(self.draft, op, at, k, (1,), 1) or ()
+                    (below, j) for below, j, _ in behind(self.draft, op, tensor, k, (1,), 1) or ()
                 )
 
     def repeated(self, name: str, axis: int) -> str:
         """The tensor with a dim of 1 expanded to the batch."""
         shape = self.draft.shape(name)
-        made = self.draft.add(
+        expanded = self.draft.add(
             "Expand",
             [name],
             out=f"{name}/expand",
             shape=(*shape[:axis], self.batch, *shape[axis + 1 :]),
         )
-        self.tracer.marks[made] = tuple((0,) if k == axis else (n,) for k, n in enumerate(shape))
-        return made
+        self.tracer.marks[expanded] = tuple(
+            (0,) if k == axis else (n,) for k, n in enumerate(shape)
+        )
+        return expanded
 
     def single(self, name: str) -> tuple[int, ...]:
         """The tensor's shape for one sample."""

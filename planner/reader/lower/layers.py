@@ -191,10 +191,10 @@ def _batch_norm(call: Call) -> None:
         call.name(k) or f"{call.name(0)}/{what}"
         for k, what in enumerate(("y", "running_mean", "running_var"))
     ]
-    for k, made in enumerate(
+    for k, result in enumerate(
         call.draft.add_many("BatchNormalization", call.inputs[:5], attrs, names)
     ):
-        call.bind(made, k)
+        call.bind(result, k)
 
 
 def _dropout(call: Call) -> None:
@@ -209,13 +209,13 @@ def _dropout(call: Call) -> None:
         raise Unsupported("the ratio is computed from run-time data")
     if training and ratio > 0:
         names = [call.name(0), call.name(1) if call.wants(1) else ""]
-        for k, made in enumerate(
+        for k, result in enumerate(
             call.draft.add_many(
                 "Dropout", [call.arg(0)], {"ratio": float(ratio), "training_mode": 1}, names
             )
         ):
-            if made:
-                call.bind(made, k)
+            if result:
+                call.bind(result, k)
         return
     call.bind(call.arg(0))
     if (
@@ -229,15 +229,15 @@ def _resize(call: Call) -> None:
     upsample = call.op == "Upsample"
     axes = [call.axis(a, rank) for a in call.attr("axes", range(rank))]
     scales, sizes = [1.0] * rank, list(shape)
-    given: list[float] = []
+    factors: list[float] = []
     if upsample and call.opset < 9:
-        given = list(call.attr("scales"))
+        factors = list(call.attr("scales"))
     else:
         slot = 1 if upsample or call.opset < 11 else 2
         if call.has(slot):
-            given = [float(v) for v in call.const(slot, "the list of scales").reshape(-1)]
-    if given:
-        for axis, s in zip(axes, given, strict=True):
+            factors = [float(v) for v in call.const(slot, "the list of scales").reshape(-1)]
+    if factors:
+        for axis, s in zip(axes, factors, strict=True):
             scales[axis], sizes[axis] = s, math.floor(shape[axis] * s)
     elif call.has(3):
         if call.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
@@ -308,17 +308,17 @@ def _recurrent(call: Call) -> None:
     count = 3 if call.op == "LSTM" else 2
     if not batch_major:
         names = [call.name(k) if call.wants(k) else "" for k in range(count)]
-        for k, made in enumerate(call.draft.add_many(call.op, inputs, attrs, names)):
-            if made:
-                call.bind(made, k)
+        for k, result in enumerate(call.draft.add_many(call.op, inputs, attrs, names)):
+            if result:
+                call.bind(result, k)
         return
     names = [f"{call.name(0)}/{what}" for what in ("y", "h", "c")[:count]]
     names = call.draft.add_many(call.op, inputs, attrs, names)
-    for k, (made, perm) in enumerate(
+    for k, (result, perm) in enumerate(
         zip(names, ((2, 0, 1, 3), (1, 0, 2), (1, 0, 2)), strict=False)
     ):
         if call.wants(k):
-            call.bind(call.emit("Transpose", [made], {"perm": perm}, out=call.name(k)), k)
+            call.bind(call.emit("Transpose", [result], {"perm": perm}, out=call.name(k)), k)
 
 
 NETS: dict[str, Rule] = {

@@ -113,9 +113,9 @@ class Lowering:
             self.bad[name] = f"tensor {name!r} has type {dtype}, which cannot be planned"
             frame.env[name] = None
             return
-        made = self.draft.fresh(frame.prefix + name)
-        self.add_ref(made, shape, dtype, ref)
-        frame.env[name] = made
+        leaf = self.draft.fresh(frame.prefix + name)
+        self.add_ref(leaf, shape, dtype, ref)
+        frame.env[name] = leaf
 
     def add_ref(self, name: str, shape: tuple[int, ...], dtype: str, ref: WeightRef) -> None:
         """Decides whether a leaf's value is known at once (integers, scalars) or may be a
@@ -280,9 +280,9 @@ class Lowering:
     def _label(self, call: Call, start: int) -> None:
         """Ids of what one node became: its own when it became one operation, else suffixed by the
         operation."""
-        made = [op for op in self.draft.ops[start:] if not op.id]
-        for op in made:
-            if len(made) == 1:
+        unnamed = [op for op in self.draft.ops[start:] if not op.id]
+        for op in unnamed:
+            if len(unnamed) == 1:
                 op.id = call.id
             else:
                 op.id, op.members = self.unique_id(f"{call.id}/{op.op.lower()}"), (call.id,)
@@ -308,8 +308,8 @@ class Lowering:
 
     def enter(self, call: Call, function: Any) -> None:
         """Lowers a function body in place of its call."""
-        given = [*call.inputs, *[""] * len(function.input)]
-        env: dict[str, str | None] = dict(zip(function.input, given, strict=False))
+        arguments = [*call.inputs, *[""] * len(function.input)]
+        env: dict[str, str | None] = dict(zip(function.input, arguments, strict=False))
         attrs = {a.name: a for a in function.attribute_proto} | call.attrs
         opsets = {
             ("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import
@@ -358,7 +358,7 @@ class Lowering:
         """One error that lists everything that cannot be planned. Raises PlanError."""
         if self.problems:
             shown = self.problems[:40]
-            more = [f"... and {len(self.problems) - 40} more"] if len(self.problems) > 40 else []
+            rest = [f"... and {len(self.problems) - 40} more"] if len(self.problems) > 40 else []
             looped = any(
                 problem.startswith("NonZero") and "expert" in problem for problem in self.problems
             )
@@ -372,7 +372,7 @@ class Lowering:
             raise PlanError(
                 "P130",
                 what,
-                detail=[*shown, *more],
+                detail=[*shown, *rest],
                 help=[f"{remedy}; export again (docs/exporting.md)"],
             )
 

@@ -278,7 +278,9 @@ def scaled(call: Call, x: str, factor: float) -> str:
 def _gemm(call: Call) -> None:
     alpha, beta = call.attr("alpha", 1.0), call.attr("beta", 1.0)
     flags: dict[str, Any] = {
-        k: 1 for k, given in (("trans_a", "transA"), ("trans_b", "transB")) if call.attr(given, 0)
+        k: 1
+        for k, onnx_name in (("trans_a", "transA"), ("trans_b", "transB"))
+        if call.attr(onnx_name, 0)
     }
     plain = alpha == 1.0 and not call.has(2)
     x = scaled(

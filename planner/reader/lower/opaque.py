@@ -88,18 +88,20 @@ def _body(call: Call, schema: Any) -> Any:
             node.attribute[-1].name = name
         for version in reversed(schema.context_dependent_function_opset_versions):
             if version <= call.opset:
-                made = schema.get_context_dependent_function_with_opset_version(
+                function = schema.get_context_dependent_function_with_opset_version(
                     version, node.SerializeToString(), types
                 )
                 body = FunctionProto()
-                body.ParseFromString(made)
+                body.ParseFromString(function)
                 return _with_defaults(call, schema, body)
     if schema.has_function:
         for version in reversed(schema.function_opset_versions):
             if version <= call.opset:
                 body = FunctionProto()
-                made = schema.get_function_with_opset_version(version)
-                body.ParseFromString(made if isinstance(made, bytes) else made.SerializeToString())
+                function = schema.get_function_with_opset_version(version)
+                body.ParseFromString(
+                    function if isinstance(function, bytes) else function.SerializeToString()
+                )
                 return _with_defaults(call, schema, body)
     return None
 
@@ -133,10 +135,10 @@ def _check_call(call: Call, schema: Any) -> None:
     if not all(call.inputs[: schema.min_input]):
         raise TypeError("an operand that is needed is absent")
     for name, wanted in schema.attributes.items():
-        given = call.attrs.get(name)
-        if given is None and wanted.required:
+        value = call.attrs.get(name)
+        if value is None and wanted.required:
             raise TypeError(f"attribute {name!r} is missing")
-        if given is not None and int(given.type) != int(wanted.type.value):
+        if value is not None and int(value.type) != int(wanted.type.value):
             raise TypeError(f"attribute {name!r} is of another kind than {wanted.type.name}")
 
 
@@ -166,7 +168,7 @@ def _inferred(call: Call, schema: Any) -> list[Type] | None:
             data[name] = numpy_helper.from_array(value, name)
     imports = [helper.make_opsetid(d, v) for d, v in call.frame.opsets.items()]
     try:
-        made = shape_inference.infer_node_outputs(
+        inferred = shape_inference.infer_node_outputs(
             schema, call.node.proto, types, data, opset_imports=imports
         )
     except Exception as error:  # InferenceError, or what the C++ side throws for odd attributes
@@ -175,7 +177,7 @@ def _inferred(call: Call, schema: Any) -> list[Type] | None:
     for name in call.node.output:
         if not name:
             continue
-        t = made.get(name)
+        t = inferred.get(name)
         if t is None or t.WhichOneof("value") != "tensor_type":
             kind = (
                 (t.WhichOneof("value") or "").removesuffix("_type").capitalize()
@@ -213,18 +215,18 @@ def _keep(call: Call, types: list[Type]) -> None:
             attrs[name] = tuple(value)
         else:
             raise Unsupported(f"attribute {name!r} holds a tensor or graph")
-    names, left = [], iter(types)
+    names, remaining = [], iter(types)
     for k, output in enumerate(call.node.output):
         if output:
-            made = call.draft.fresh(call.name(k))
-            call.draft.types[made] = next(left)
-            call.bind(made, k)
+            result = call.draft.fresh(call.name(k))
+            call.draft.types[result] = next(remaining)
+            call.bind(result, k)
         else:
-            made = ""
-        names.append(made)
+            result = ""
+        names.append(result)
     domain = "" if call.node.domain in ("", "ai.onnx") else call.node.domain + "::"
     op = Op(domain + call.op, list(call.inputs), names, attrs)
-    for made in names:
-        if made:
-            call.draft.maker[made] = op
+    for result in names:
+        if result:
+            call.draft.maker[result] = op
     call.draft.ops.append(op)

@@ -36,10 +36,10 @@ def _bind(call: Call, parts: tuple[str, ...]) -> None:
 
 
 def _place(call: Call, k: int, most: int) -> int:
-    at = int(call.const(k, "the place in a sequence").reshape(-1)[0])
-    if not -most <= at < max(most, 1):
-        raise ShapeError(f"place {at} of a sequence of {most}")
-    return at % most if most else 0
+    place = int(call.const(k, "the place in a sequence").reshape(-1)[0])
+    if not -most <= place < max(most, 1):
+        raise ShapeError(f"place {place} of a sequence of {most}")
+    return place % most if most else 0
 
 
 def _construct(call: Call) -> None:
@@ -48,14 +48,14 @@ def _construct(call: Call) -> None:
 
 def _insert(call: Call) -> None:
     parts = _given(call)
-    at = _place(call, 2, len(parts) + 1) if call.has(2) else len(parts)
-    _bind(call, (*parts[:at], call.arg(1), *parts[at:]))
+    place = _place(call, 2, len(parts) + 1) if call.has(2) else len(parts)
+    _bind(call, (*parts[:place], call.arg(1), *parts[place:]))
 
 
 def _erase(call: Call) -> None:
     parts = _given(call)
-    at = _place(call, 1, len(parts)) if call.has(1) else len(parts) - 1
-    _bind(call, (*parts[:at], *parts[at + 1 :]))
+    place = _place(call, 1, len(parts)) if call.has(1) else len(parts) - 1
+    _bind(call, (*parts[:place], *parts[place + 1 :]))
 
 
 def _at(call: Call) -> None:

@@ -76,9 +76,9 @@ def _unsqueeze(call: Call) -> None:
     new = {call.axis(a, rank) for a in axes}
     if len(new) != len(axes):
         raise ShapeError(f"axes {axes} repeat")
-    left = iter(shape)
+    sizes = iter(shape)
     call.result(
-        "Reshape", [call.arg(0)], shape=tuple(1 if k in new else next(left) for k in range(rank))
+        "Reshape", [call.arg(0)], shape=tuple(1 if k in new else next(sizes) for k in range(rank))
     )
 
 
@@ -173,10 +173,10 @@ def _pad(call: Call) -> None:
         pads, value = list(call.attr("pads", call.attr("paddings", []))), call.attr("value", 0.0)
     else:
         pads = call.ints(1, "the list of pads")
-        given = call.draft.scalar(call.arg(2)) if call.has(2) else 0.0
-        if given is None:
+        constant = call.draft.scalar(call.arg(2)) if call.has(2) else 0.0
+        if constant is None:
             raise Unsupported("the padding value is computed from run-time data")
-        value = given
+        value = constant
     if call.has(3):
         axes = [call.axis(a, rank) for a in call.ints(3, "the list of axes")]
         full = [0] * (2 * rank)
@@ -185,9 +185,9 @@ def _pad(call: Call) -> None:
         pads = full
     if len(pads) != 2 * rank:
         raise ShapeError(f"{len(pads)} pads for shape {list(shape)}")
-    left = [n + pads[k] + pads[rank + k] for k, n in enumerate(shape)]
-    if min(left, default=0) < 0:
-        raise ShapeError(f"pads {pads} make {left} of {list(shape)}")
+    padded = [n + pads[k] + pads[rank + k] for k, n in enumerate(shape)]
+    if min(padded, default=0) < 0:
+        raise ShapeError(f"pads {pads} make {padded} of {list(shape)}")
     x = call.arg(0)
     crop = [
         (k, max(0, -pads[k]), shape[k] + min(0, pads[rank + k]))

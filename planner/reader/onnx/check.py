@@ -56,10 +56,10 @@ def order_nodes(protos: Iterable[Any], defined: set[str] | None, where: str) -> 
     for k, node in enumerate(nodes):
         need: set[int] = set()
         for name in _uses(node):
-            made = maker.get(name)
-            if made is not None:
-                need.add(made)
-                ordered &= made < k
+            producer = maker.get(name)
+            if producer is not None:
+                need.add(producer)
+                ordered &= producer < k
             elif defined is not None and name not in defined and name in node.input:
                 raise PlanError(
                     "P111",
@@ -75,8 +75,8 @@ def _sort(nodes: Sequence[Statement], needs: list[set[int]], where: str) -> list
     users: list[list[int]] = [[] for _ in nodes]
     waiting = [len(need) for need in needs]
     for k, need in enumerate(needs):
-        for made in need:
-            users[made].append(k)
+        for producer in need:
+            users[producer].append(k)
     ready = [k for k, n in enumerate(waiting) if n == 0]
     heapq.heapify(ready)
     done: list[Statement] = []
@@ -99,12 +99,12 @@ def _sort(nodes: Sequence[Statement], needs: list[set[int]], where: str) -> list
 
 def _cycle(needs: list[set[int]], waiting: list[int]) -> list[int]:
     """One cycle among the nodes that never became ready, in the order they feed each other."""
-    at = next(k for k, n in enumerate(waiting) if n)
+    node = next(k for k, n in enumerate(waiting) if n)
     path: list[int] = []
-    while at not in path:
-        path.append(at)
-        at = min(k for k in needs[at] if waiting[k])
-    return path[path.index(at) :][::-1]
+    while node not in path:
+        path.append(node)
+        node = min(k for k in needs[node] if waiting[k])
+    return path[path.index(node) :][::-1]
 
 
 def _uses(node: Statement) -> Iterable[str]:
@@ -120,7 +120,7 @@ def _uses(node: Statement) -> Iterable[str]:
 
 def _captured(graph: Any) -> Iterable[str]:
     """Names a subgraph takes from around it; its own may be called as others are."""
-    own = (
+    defined = (
         {v.name for v in graph.input}
         | {t.name for t in graph.initializer}
         | {o for node in graph.node for o in node.output}
@@ -128,7 +128,7 @@ def _captured(graph: Any) -> Iterable[str]:
     used = [name for node in graph.node for name in _uses(Statement.of(node))] + [
         o.name for o in graph.output
     ]
-    yield from (name for name in used if name not in own)
+    yield from (name for name in used if name not in defined)
 
 
 def describe(node: Statement) -> str:
@@ -159,10 +159,10 @@ def check_graph(graph: Any) -> list[Statement]:
         raise PlanError("P114", "the graph has no nodes: there is nothing to plan")
     if not graph.output:
         raise PlanError("P114", "the graph has no outputs: there is nothing to compute")
-    made = {o for node in nodes for o in node.output if o}
+    results = {o for node in nodes for o in node.output if o}
     seen: set[str] = set()
     for value in graph.output:
-        if value.name not in made and value.name not in defined:
+        if value.name not in results and value.name not in defined:
             raise PlanError("P113", f"graph output {value.name!r} is made by no node")
         if value.name in seen:
             raise PlanError("P110", f"graph output {value.name!r} is listed twice")

@@ -287,20 +287,20 @@ def _bind_shapes(
     """Takes the shapes that are given. A dim that the file says as a formula of others ("past +
     new") is then the number given, whatever the others are where nothing else has them."""
     formulas: list[tuple[str, int]] = []
-    for name, given in shapes.items():
+    for name, shape in shapes.items():
         dims = declared[name][0]
-        if len(given) != len(dims):
+        if len(shape) != len(dims):
             raise PlanError(
                 "P142",
-                f"--shape {name} has {len(given)} dims; the input has {len(dims)}: {list(dims)}",
+                f"--shape {name} has {len(shape)} dims; the input has {len(dims)}: {list(dims)}",
             )
-        for k, (n, value) in enumerate(zip(dims, given, strict=True)):
+        for k, (n, value) in enumerate(zip(dims, shape, strict=True)):
             value = _positive(value, f"--shape {name}")
             if isinstance(n, int):
                 if n != value:
                     raise PlanError(
                         "P142",
-                        f"--shape {name}={list(given)} contradicts the model's {list(dims)}",
+                        f"--shape {name}={list(shape)} contradicts the model's {list(dims)}",
                         help=["a static batch is changed by --batch"],
                     )
             elif _formula(n):
@@ -310,8 +310,8 @@ def _bind_shapes(
     for name, k in formulas:
         dims, dtype = declared[name]
         text, value = str(dims[k]), shapes[name][k]
-        if known.keys() >= _names(text).keys() and (made := _evaluate(text, known)) != value:
-            raise PlanError("P142", f"dim {text!r} is given twice: {made} and {value}")
+        if known.keys() >= _names(text).keys() and (computed := _evaluate(text, known)) != value:
+            raise PlanError("P142", f"dim {text!r} is given twice: {computed} and {value}")
         declared[name] = (*dims[:k], value, *dims[k + 1 :]), dtype
 
 
@@ -326,9 +326,9 @@ def with_batch(
         {
             name: tuple(
                 batch if symbol is not None and d == symbol else n
-                for d, n in zip(declared[name][0], given, strict=True)
+                for d, n in zip(declared[name][0], shape, strict=True)
             )
-            for name, given in shapes.items()
+            for name, shape in shapes.items()
         },
     )
 

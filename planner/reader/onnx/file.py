@@ -37,8 +37,8 @@ def load(path: str | os.PathLike[str]) -> Any:
     """The ModelProto of an ONNX file. Raises PlanError for anything that is not one."""
     path = Path(path)
     try:
-        at = path.stat()
-        size, mode = at.st_size, at.st_mode
+        status = path.stat()
+        size, mode = status.st_size, status.st_mode
     except FileNotFoundError:
         raise PlanError(
             "P101",

@@ -111,12 +111,12 @@ def _left_out(idle: list[str], labels: list[str]) -> str:
         last = f"*.{label.rpartition('.')[2]}"
         alone = "." in label and all(other in idle for other in labels if fnmatchcase(other, last))
         globs[last if alone else label] = None
-    more = f" and {len(idle) - SHOWN} more" if len(idle) > SHOWN else ""
+    and_more = f" and {len(idle) - SHOWN} more" if len(idle) > SHOWN else ""
     options = " ".join(f"--trainable '+{glob}'" for glob in list(globs)[:SHOWN]) + (
         " ..." if len(globs) > SHOWN else ""
     )
     return (
-        f"not trained: {', '.join(map(repr, idle[:SHOWN]))}{more}: added or joined rather than"
+        f"not trained: {', '.join(map(repr, idle[:SHOWN]))}{and_more}: added or joined rather than"
         f" multiplied, and nothing says whether they are parameters or tables ({options} trains"
         " them)"
     )
@@ -129,9 +129,10 @@ def _packed(draft: Draft, name: str) -> bool:
 
 def _quantised(labels: list[str]) -> str:
     """The finding on quantised weights, "" where there are none."""
-    more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
+    and_more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
     return (
-        f"not trained: {labels[0]!r}{more}: quantised weights have no gradient (plan the model that"
+        f"not trained: {labels[0]!r}{and_more}: quantised weights have no gradient (plan the model"
+        " that"
         " was quantised, to train it)"
         if labels
         else ""
@@ -147,9 +148,10 @@ def _computed(draft: Draft, trainable: set[str], constants: Mapping[str, np.ndar
         if name not in trainable and name in draft.types and not draft.records.view_of(name):
             lost |= {origin: name for origin in origins if name in read or not draft.shape(name)}
     if lost:
-        more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
+        and_more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
         return (
-            f"not trained: {', '.join(map(repr, list(lost)[:SHOWN]))}{more}: the exporter computed"
+            f"not trained: {', '.join(map(repr, list(lost)[:SHOWN]))}{and_more}: the exporter"
+            " computed"
             f" {next(iter(lost.values()))!r} from {'them' if len(lost) > 1 else 'it'}, and only"
             " that is in the file (torch.onnx.export(..., optimize=False) keeps what they are"
             " made of)"
@@ -160,9 +162,9 @@ def _computed(draft: Draft, trainable: set[str], constants: Mapping[str, np.ndar
         if n.startswith("onnx::Add_") and a.dtype.kind == "f" and a.ndim > 1 and not _mask(a)
     ]
     if tables:
-        more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
+        and_more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
         return (
-            f"not trained: {tables[0]!r} {list(constants[tables[0]].shape)}{more}, which the"
+            f"not trained: {tables[0]!r} {list(constants[tables[0]].shape)}{and_more}, which the"
             " exporter computed: parameters may be in it, such as position embeddings"
             " (torch.onnx.export(..., do_constant_folding=False) keeps what it is made of)"
         )

@@ -112,10 +112,10 @@ def _projected(draft: Draft, data: set[str]) -> set[str]:
         floats = [i for i in op.inputs if i and draft.dtype(i) in TRAINABLE]
         if not any(i in learned or _told_leaf(draft, i) for i in floats):
             continue
-        made = [o for o in op.outputs if o]
-        learned.update(made)
+        results = [o for o in op.outputs if o]
+        learned.update(results)
         if op.op in ("MatMul", "Einsum") or not projected.isdisjoint(floats):
-            projected.update(made)
+            projected.update(results)
     return projected
 
 
@@ -167,17 +167,17 @@ def slot_kind(draft: Draft, op: Op, slot: int, data: set[str]) -> str:
 
 def _kind_inside(op: Op, slot: int, data: set[str]) -> str:
     """The parameter slot that an operand of a node with bodies feeds in one of them."""
-    first, own = int(op.attrs["first"]), int(op.attrs["own"])
+    first, own_inputs = int(op.attrs["first"]), int(op.attrs["own"])
     states = set(range(int(op.attrs.get("states", 0)) + int(op.attrs.get("scanned", 0))))
     for body in op.bodies:
-        names = body.inputs[own:]
+        names = body.inputs[own_inputs:]
         if slot < first:
             return ""
         held = {
             n
             for k, (n, outer) in enumerate(zip(names, op.inputs[first:], strict=True))
             if outer in data or k in states
-        } | set(body.inputs[:own])
+        } | set(body.inputs[:own_inputs])
         for inner in body.ops:
             if any(i in held for i in inner.inputs):
                 held.update(o for o in inner.outputs if o)
@@ -235,7 +235,7 @@ def parameter_uses(draft: Draft) -> list[Use]:
     data = depends_on_data(draft)
     data |= _projected(draft, data)
     uses: list[Use] = []
-    told: dict[str, tuple[str, ...]] = {}
+    recorded: dict[str, tuple[str, ...]] = {}
     for op in draft.ops:
         for slot, name in enumerate(op.inputs):
             if (
@@ -260,7 +260,7 @@ def parameter_uses(draft: Draft) -> list[Use]:
                     uses.append(Use(leaf, op, slot, kind, direct))
             if data.isdisjoint(op.outputs) or not draft.is_float(op.outputs[0]):
                 continue
-            for leaf in _told(draft, name, told):
+            for leaf in _told(draft, name, recorded):
                 if all(leaf != known for known, _ in leaves):
                     uses.append(Use(leaf, op, slot, _told_kind(draft, op, leaf), leaf == name))
     return uses
@@ -303,8 +303,8 @@ def _told(draft: Draft, name: str, known: dict[str, tuple[str, ...]]) -> tuple[s
 def _table_of(op: Op) -> list[str]:
     """Operands behind which leaves are looked for: a norm's scale and bias have slots of their
     own."""
-    own = op.op in (*_NORMS, "BatchNormalization")
-    return op.inputs[:1] if own else [i for i in op.inputs if i]
+    has_slots = op.op in (*_NORMS, "BatchNormalization")
+    return op.inputs[:1] if has_slots else [i for i in op.inputs if i]
 
 
 def _told_kind(draft: Draft, op: Op, leaf: str) -> str:

@@ -162,19 +162,19 @@ def _otherwise(declared: Mapping[str, Type], draft: Draft, frame: Frame) -> str:
     """Tensors whose declared shape is not what their operators make of the inputs, in words; ""
     where all agree. Constants are what they are (onnxruntime-genai declares those of one number
     without dims)."""
-    made = {
+    types = {
         name: draft.types[tensor]
         for name in declared
         if (tensor := frame.env.get(name)) in draft.types
     }
     false = [
         f"{name!r} is declared {list(declared[name][0])} and made {list(type_[0])}"
-        for name, type_ in made.items()
+        for name, type_ in types.items()
         if type_[0] != declared[name][0] and not draft.is_leaf(frame.env[name] or "")
     ]
-    more = f", and {len(false) - SHOWN} more" if len(false) > SHOWN else ""
+    and_more = f", and {len(false) - SHOWN} more" if len(false) > SHOWN else ""
     return (
-        f"the file contradicts itself: {'; '.join(false[:SHOWN])}{more}; planned as made"
+        f"the file contradicts itself: {'; '.join(false[:SHOWN])}{and_more}; planned as made"
         if false
         else ""
     )
@@ -199,7 +199,7 @@ def _add_stored(
     if not origin or ref.kind == "absent" or dtype not in FLOATS:
         lowering.add_leaf(frame, name, type_, ref)
         return
-    made = draft.fresh(origin)
+    leaf = draft.fresh(origin)
     if len(shape) > 2 and shape[0] == bound.exported != 1:
         outside = ref.kind == "external"
         array = tables.numbers(name, type_, ref) if outside else proto_array(ref.proto)
@@ -209,11 +209,11 @@ def _add_stored(
         if bool((array == array[:1]).all()):
             flat = (("reshape", shape),) if outside else ()
             steps = (*ref.transform, *flat, ("slice", (0, 0, 1, 1)))
-            lowering.add_ref(made, (1, *shape[1:]), dtype, replace(ref, transform=steps))
-            frame.env[name] = draft.add("Expand", [made], out=name, shape=shape)
+            lowering.add_ref(leaf, (1, *shape[1:]), dtype, replace(ref, transform=steps))
+            frame.env[name] = draft.add("Expand", [leaf], out=name, shape=shape)
             return
-    lowering.add_ref(made, shape, dtype, ref)
-    frame.env[name] = made
+    lowering.add_ref(leaf, shape, dtype, ref)
+    frame.env[name] = leaf
 
 
 def _add_exponential(
@@ -228,10 +228,10 @@ def _add_exponential(
     value = proto_array(ref.proto)
     if not (value > 0).all():
         return False
-    made = draft.fresh(origin)
+    leaf = draft.fresh(origin)
     logarithm = np.asarray(np.log(value), value.dtype)
-    lowering.add_ref(made, *type_, WeightRef("inline", proto=logarithm))
-    frame.env[name] = draft.add("Exp", [made], out=name)
+    lowering.add_ref(leaf, *type_, WeightRef("inline", proto=logarithm))
+    frame.env[name] = draft.add("Exp", [leaf], out=name)
     del draft.records.folded[name]
     return True
 
@@ -265,16 +265,16 @@ def _add_sparse(lowering: Lowering, frame: Frame, sparse: Any, folder: Path | No
             f"sparse initializer {name!r} has bad indices",
             detail=[str(error)[:200], f"{count} values, {where} indices"],
         ) from None
-    made = lowering.draft.fresh(name)
-    lowering.add_ref(made, shape, dtype, WeightRef("inline", proto=dense.reshape(shape)))
-    frame.env[name] = made
+    leaf = lowering.draft.fresh(name)
+    lowering.add_ref(leaf, shape, dtype, WeightRef("inline", proto=dense.reshape(shape)))
+    frame.env[name] = leaf
 
 
 def _name_outputs(draft: Draft, names: list[str], frame: Frame) -> None:
     """Gives the graph's outputs their names back where aliases or functions hid them."""
-    made = [frame.find(name) for name in names]
+    tensors = [frame.find(name) for name in names]
     renamed: dict[str, str] = {}
-    for name, tensor in zip(names, made, strict=True):
+    for name, tensor in zip(names, tensors, strict=True):
         if not tensor:  # nothing is known of it, or a function hands on an operand it was not given
             raise PlanError("P130", f"output {name!r} of the graph cannot be planned")
         tensor = renamed.get(tensor, tensor)

@@ -83,13 +83,13 @@ def _read_apart(
     draft.copy_of[copy] = leaf
     instead: dict[Op, list[Op]] = {}
     for *views, cast in ways:
-        name, made = copy, list[Op]()
+        name, copied_views = copy, list[Op]()
         for view in views:
             out = draft.fresh(view.outputs[0])
             draft.types[out] = draft.shape(view.outputs[0]), kind
             inputs, number = [name, *view.inputs[1:]], f"{cast.id}/{view.id}"
-            made.append(Op(view.op, inputs, [out], dict(view.attrs), number))
+            copied_views.append(Op(view.op, inputs, [out], dict(view.attrs), number))
             name = out
         _rename(readers, cast.outputs[0], name)
-        instead[cast] = made
+        instead[cast] = copied_views
     return instead
