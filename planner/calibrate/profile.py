@@ -66,22 +66,17 @@ def table(figures: Figures, measured: Measured, base: Device, name: str) -> Tabl
     optional = {"tile": base.tile, "on_chip": base.on_chip_bytes}
     copied = ("context", *(k for k, there in optional.items() if there))
     guessed = {f"memory.{k}": f"as the file of {base.name}" for k in copied}
-    for fitted_sources, file_sources in (
-        _attention_sources(figures, base),
-        _products_sources(figures, base),
-    ):
-        sources, guessed = sources | fitted_sources, guessed | file_sources
+    for fits, assumed in (_attention_sources(figures, base), _products_sources(figures, base)):
+        sources, guessed = sources | fits, guessed | assumed
     links: Table = {}
     for link, fit, shipped in (
         ("inner", figures.inner, base.inner),
         ("outer", figures.outer, base.outer),
     ):
-        links[link], link_errors, unsure = _link_table(
-            link, fit, shipped, base, host, figures.inner
-        )
-        errors |= link_errors
+        links[link], off, unsure = _link_table(link, fit, shipped, base, host, figures.inner)
+        errors |= off
         sources |= {
-            k: _said(e, "collectives over group sizes and payloads") for k, e in link_errors.items()
+            k: _said(e, "collectives over group sizes and payloads") for k, e in off.items()
         }
         guessed |= unsure
     (sources if host else guessed)["host.bandwidth"] = (

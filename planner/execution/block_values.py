@@ -149,9 +149,9 @@ class _Repeat:
         if reader < 0:
             return False
         node = self.graph.nodes[reader]
-        made = [n for n in node.inputs if n in self.graph.producer]
+        operands = [n for n in node.inputs if n in self.graph.producer]
         operator = operator_of(node.op)
-        return operator.fusible and not operator.free and len(made) == 1
+        return operator.fusible and not operator.free and len(operands) == 1
 
     def _with_bias(self, product: int) -> str:
         """A product's result, or what adding a weight to it makes where nothing else reads it."""

@@ -283,13 +283,13 @@ def kernel_collectives(
     ):
         if (recomputed == "keep" and inner.of.kept) or (inner.of.for_result and not wanted):
             continue
-        for phase, each in (("forward", inner.forward), ("backward", inner.backward)):
+        for phase, runs in (("forward", inner.forward), ("backward", inner.backward)):
             if phase == "forward" or inner.differentiated:
                 yield CollectiveUse(
                     kind=inner.of.kind,
                     axes=inner.axes,
                     payload_bytes=inner.payload_bytes,
-                    count=times * each,
+                    count=times * runs,
                     phase=phase,
                     what=node.id,
                     place=place,

@@ -40,11 +40,11 @@ def heads(graph: Graph) -> frozenset[int]:
         if i < 0 or i in products:
             continue
         kind = operator_of(graph.nodes[i].op).kind
-        made = [n for n in graph.nodes[i].inputs if n in graph.producer]
+        operands = [n for n in graph.nodes[i].inputs if n in graph.producer]
         if kind == "product":
             products.add(i)
-        elif not kind and len(made) == 1:
-            waiting += made
+        elif not kind and len(operands) == 1:
+            waiting += operands
     return frozenset(products)
 
 

@@ -194,14 +194,14 @@ class _Census:
 
     def _collect_weights(self, block: RepeatedBlock, recomputed: Recomputed | None) -> None:
         """Collect how a block's weights are stacked, and in which passes they are gathered."""
-        held = at_a_time = block.repeats
+        blocks_here = at_a_time = block.repeats
         if pipeline := self._stages_of(block):
-            held, at_a_time = pipeline.blocks_per_stage, pipeline.blocks_per_tick
+            blocks_here, at_a_time = pipeline.blocks_per_stage, pipeline.blocks_per_tick
         for names in block.weights:
             if self.flow.plan.blocks != WRITTEN_OUT:
-                self.stacked.update(dict.fromkeys(names, (held, at_a_time)))
+                self.stacked.update(dict.fromkeys(names, (blocks_here, at_a_time)))
             in_backward = recomputed is not None and names[0] in recomputed.weights
-            for name in names[:held]:
+            for name in names[:blocks_here]:
                 self.gathers.setdefault(name, []).append((True, in_backward))
         for name in block.shared:
             if name in self.flow.graph.weights and is_gathered(self.flow, name):
@@ -344,10 +344,10 @@ def _sides(
 
 def _in_epilogue(graph: Graph, name: str, pipeline: Pipeline, last: Iterable[str]) -> bool:
     """Whether a tensor outside the blocks belongs to the epilogue."""
-    made = graph.producer.get(name, -1)
+    maker = graph.producer.get(name, -1)
     return name in last or (
-        pipeline.in_epilogue(made)
-        if made >= 0
+        pipeline.in_epilogue(maker)
+        if maker >= 0
         else all(pipeline.in_epilogue(i) for i, _ in graph.consumers.get(name, ()))
     )
 

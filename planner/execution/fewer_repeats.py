@@ -59,16 +59,19 @@ def follow(plan: Plan, graph: Graph, small: Graph) -> Plan:
     runs = []
     for first, period, repeats in plan.repeated_blocks:
         ids = [node.id for node in graph.nodes[first : first + period * repeats]]
-        at = place.get(ids[0])
-        left = 0
+        start = place.get(ids[0])
+        kept_repeats = 0
         while (
-            at is not None
-            and left < repeats
-            and all(place.get(ids[k]) == at + k for k in range(left * period, (left + 1) * period))
+            start is not None
+            and kept_repeats < repeats
+            and all(
+                place.get(ids[k]) == start + k
+                for k in range(kept_repeats * period, (kept_repeats + 1) * period)
+            )
         ):
-            left += 1
-        if at is not None and left:
-            runs.append((at, period, left))
+            kept_repeats += 1
+        if start is not None and kept_repeats:
+            runs.append((start, period, kept_repeats))
     return replace(
         plan,
         splits={k: s for k, s in plan.splits.items() if k in place},

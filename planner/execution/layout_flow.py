@@ -192,14 +192,14 @@ class _Derivation:
             reading = readings.get((id(rule), id(split)))
             if reading is None:
                 reading = readings[id(rule), id(split)] = _reading(rule, split, self.plan.order)
-            operands, made = reading
+            operands, result_layouts = reading
             for key, name, which in slots:
                 layout = need[key] = operands[key[1]][which]
                 if name in wanted:
                     wanted[name].append(layout)
                 else:
                     wanted[name] = [layout]
-            source.update(zip(results, made, strict=False))
+            source.update(zip(results, result_layouts, strict=False))
 
     def read_ends(self) -> None:
         """Layouts of what enters the graph and of what leaves it: nothing partial is handed out."""
@@ -225,10 +225,12 @@ class _Derivation:
             if name not in self.wanted:
                 continue
             shape, trained = self.graph.tensors[name].shape, name in self.grad
-            given = self.plan.weight_plans.get(name)
-            key: tuple = (shape, trained, *map(id, self.wanted[name])) if given is None else (name,)
+            recorded = self.plan.weight_plans.get(name)
+            key: tuple = (
+                (shape, trained, *map(id, self.wanted[name])) if recorded is None else (name,)
+            )
             if key not in known:
-                weight = given or weight_plan(
+                weight = recorded or weight_plan(
                     self.graph, name, self.wanted[name], self.plan, trained
                 )
                 known[key] = weight, replace(weight.layout, grad_partial=weight.grad_partial)

@@ -283,8 +283,8 @@ class _Repeats:
 
     def _in_repeats(self, place: tuple[int, int], repeats: int) -> list[tuple[int, int]]:
         """A result's places in so many repeats."""
-        at, k = place
-        return [(at + r * self.period, k) for r in range(repeats)]
+        node, k = place
+        return [(node + r * self.period, k) for r in range(repeats)]
 
     def stacked_elsewhere(self) -> str:
         """Weights that are read outside their place in the block too."""

@@ -208,9 +208,9 @@ def _stacks(
         blocks, _ = repeated_blocks(flow)
     for block in blocks:
         staged = pipeline if pipeline and block.first == pipeline.first else None
-        held = staged.blocks_per_stage if staged else block.repeats
-        chunks = staged.virtual_stages if staged and staged.virtual_stages > 1 else held
+        blocks_here = staged.blocks_per_stage if staged else block.repeats
+        chunks = staged.virtual_stages if staged and staged.virtual_stages > 1 else blocks_here
         apart = chunks if "optimizer" in flow.plan.offload else 1
         for names in block.weights:
-            stacks.update(dict.fromkeys(names, (names[:held], apart)))
+            stacks.update(dict.fromkeys(names, (names[:blocks_here], apart)))
     return stacks

@@ -122,9 +122,12 @@ class Schedule:
         """(microbatch, position of its chunk) of the n-th item of a stage's work: groups of
         microbatches, each through one chunk after the other. Before the first item and after the
         last the microbatch is BUBBLE, in the chunk of that item."""
-        at = min(max(n, 0), self.microbatches * self.virtual_stages - 1)
-        group, rest = divmod(at, self.stages * self.virtual_stages)
-        return group * self.stages + rest % self.stages if at == n else BUBBLE, rest // self.stages
+        item = min(max(n, 0), self.microbatches * self.virtual_stages - 1)
+        group, rest = divmod(item, self.stages * self.virtual_stages)
+        return (
+            group * self.stages + rest % self.stages if item == n else BUBBLE,
+            rest // self.stages,
+        )
 
     def forward(self, stage: int, tick: int) -> tuple[int, int]:
         """(microbatch, chunk) of a stage's forward pass."""

@@ -173,15 +173,15 @@ def _named_policy(value: str) -> str:
 def policy_words(recompute: str) -> str:
     """A plan's value with names in words for people."""
     here, away = _lists(recompute)
-    said = [f"{', '.join(here)} saved"] if here else []
-    said += [f"{', '.join(away)} offloaded to host memory"] if away else []
-    return f"recompute, {' and '.join(said)}"
+    phrases = [f"{', '.join(here)} saved"] if here else []
+    phrases += [f"{', '.join(away)} offloaded to host memory"] if away else []
+    return f"recompute, {' and '.join(phrases)}"
 
 
 def values_words(recompute: str) -> str:
     """What the values of a plan's names do for its blocks, in words."""
     here, away = _lists(recompute)
-    said = [f"{', '.join(here)} {'saves' if len(here) == 1 else 'save'}"] if here else []
+    phrases = [f"{', '.join(here)} {'saves' if len(here) == 1 else 'save'}"] if here else []
     sends = "sends" if len(away) == 1 else "send"
-    said += [f"{', '.join(away)} {sends} to host memory"] if away else []
-    return " and ".join(said)
+    phrases += [f"{', '.join(away)} {sends} to host memory"] if away else []
+    return " and ".join(phrases)

@@ -121,9 +121,9 @@ class _Forward:
 
     def walk(self) -> None:
         """Number what the nodes compute, and reshard it."""
-        made = _made(self.flow, self.nodes)
+        results = _made(self.flow, self.nodes)
         for name in self.trees:
-            if name not in made:
+            if name not in results:
                 self._reshard(name)
         for i in self.nodes:
             node = self.flow.graph.nodes[i]
@@ -180,9 +180,9 @@ class _Backward:
                     self._collect(name)
                 else:
                     self.cotangents[name] = self.numbers.of("none", name)
-        made = _made(flow, self.nodes)
+        results = _made(flow, self.nodes)
         for name in trees:
-            if name not in made and name in flow.grad:
+            if name not in results and name in flow.grad:
                 self._collect(name)
         first: dict[object, str] = {}
         leaders = {

@@ -255,9 +255,11 @@ def _offload(value: Any) -> tuple[str, ...]:
 
 
 def _offload_words(offload: Sequence[str]) -> str:
-    *more, last = [OFFLOADED[what] for what in offload] or [""]
+    *others, last = [OFFLOADED[what] for what in offload] or [""]
     return (
-        f"{', '.join(more)}{' and ' if more else ''}{last} offloaded to host memory" if last else ""
+        f"{', '.join(others)}{' and ' if others else ''}{last} offloaded to host memory"
+        if last
+        else ""
     )
 
 

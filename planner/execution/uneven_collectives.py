@@ -153,9 +153,9 @@ def _chunks(flow: Flow) -> tuple[_Chunk, ...]:
 def _chunk(flow: Flow, stages: UnevenPipeline, k: int) -> _Chunk:
     inside, nodes, last = stage_flow(flow, stages, k), stages.nodes[k], k + 1 == stages.count
     graph, entering = flow.graph, stages.entering[k]
-    made = [o for i in nodes for o in graph.nodes[i].outputs if o]
+    results = [o for i in nodes for o in graph.nodes[i].outputs if o]
     read = [n for i in nodes for n in graph.nodes[i].inputs if n and n not in graph.constants]
-    names = dict.fromkeys((*entering, *made, *read))
+    names = dict.fromkeys((*entering, *results, *read))
     trees = {n: inside.trees[n] for n in names if n in inside.trees}
     equal = merged(inside, nodes, trees, stages.leaving(k))
     recomputed = None if last else find_recomputed(inside, nodes, "all", (*entering, *graph.inputs))
@@ -267,13 +267,15 @@ def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
             (_heaviest(back[:-1]), fewer),
         ]
     else:
-        each: list[list[tuple[dict[int, Fraction], int]]] = [[] for _ in range(p.stages)]
+        work_of_stage: list[list[tuple[dict[int, Fraction], int]]] = [[] for _ in range(p.stages)]
         for row in tick_groups(p):
             for k in row.chunks:
-                each[stages.stage_of_chunk(k)].append(
+                work_of_stage[stages.stage_of_chunk(k)].append(
                     ((ahead if row.forward else back)[k], row.ticks)
                 )
-        passes = max(each, key=lambda rows: sum(sum(work.values()) * times for work, times in rows))
+        passes = max(
+            work_of_stage, key=lambda rows: sum(sum(work.values()) * times for work, times in rows)
+        )
     total: dict[int, Fraction] = {}
     for i, f in ((i, f * times) for flops, times in passes for i, f in flops.items()):
         total[i] = total.get(i, Fraction(0)) + f

@@ -90,8 +90,8 @@ class UnevenPipeline:
         first = [sum(widths[:k]) for k in range(len(widths))]
         return tuple(
             tuple(
-                at + u * w // self.microbatches_per_tick
-                for at, w in zip(first, widths, strict=True)
+                place + u * w // self.microbatches_per_tick
+                for place, w in zip(first, widths, strict=True)
             )
             for u in range(self.microbatches_per_tick)
         )
@@ -123,7 +123,7 @@ class UnevenPipeline:
     @cached_property
     def entering(self) -> tuple[tuple[str, ...], ...]:
         """Per chunk the tensors that it is given, in the order they are made in."""
-        return tuple(given for _, given in self._parts)
+        return tuple(entering for _, entering in self._parts)
 
     def leaving(self, k: int) -> tuple[str, ...]:
         """What chunk k hands on, of the last one the results."""

@@ -90,16 +90,14 @@ class _Wiring:
                 for node in nodes
             ]
         )
-        first_operand, first_result = (
-            np.cumsum([0, *map(len, each)]) for each in (inputs, outputs)
-        )
+        first_in, first_out = (np.cumsum([0, *map(len, each)]) for each in (inputs, outputs))
         operand, result_tensors = (
             np.array(list(map(number.__getitem__, chain(*each))), np.int64)
             for each in (inputs, outputs)
         )
         by, result = np.full((2, len(names)), NONE)
-        by[result_tensors] = np.repeat(np.arange(len(nodes)), np.diff(first_result))
-        result[result_tensors] = np.arange(len(result_tensors)) - first_result[by[result_tensors]]
+        by[result_tensors] = np.repeat(np.arange(len(nodes)), np.diff(first_out))
+        result[result_tensors] = np.arange(len(result_tensors)) - first_out[by[result_tensors]]
         by[0] = result[0] = NONE  # an output that is absent
 
         def among(some: Iterable[str]) -> np.ndarray:
@@ -109,7 +107,7 @@ class _Wiring:
 
         return cls(
             np.array(kind, np.int64),
-            first_operand,
+            first_in,
             operand,
             by,
             result,

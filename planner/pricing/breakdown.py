@@ -42,9 +42,9 @@ def details(
     """Id of the first node of each class -> its row (planner.strategy.types.DetailTable). Seconds
     are of one pass in `kernels.forward_s` and `backward_s`, of a step elsewhere."""
     pipeline, again = pipeline_of(base.graph, flow.plan), recomputed_nodes(flow, runs)
-    held: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = {}
     for i, first in enumerate(base.shared):
-        held.setdefault(first, []).append(i)
+        members.setdefault(first, []).append(i)
     uses: dict[str, list[CollectiveUse]] = {}
     lockstep = pricer.runtime.kernels is None
     made = collectives.collectives(flow, runs, pricer.itemsize)
@@ -54,7 +54,7 @@ def details(
         uses.setdefault(use.what, []).append(use)
     waiting = weights_apart(flow, pipeline)
     rows = {}
-    for i, alike in held.items():
+    for i, alike in members.items():
         node, rule, split = base.graph.nodes[i], base.rules[i], flow.split(i)
         late_again = (
             pipeline is not None and pipeline.schedule == "gpipe" and pipeline.in_epilogue(i)

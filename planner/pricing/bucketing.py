@@ -147,7 +147,7 @@ def seconds(
     compiler's choice: the one that takes longest."""
     uses = tuple(uses)
     known: dict[tuple, float] = {}
-    each = []
+    rows = []
     for use in uses:
         key = (
             use.kind,
@@ -161,8 +161,8 @@ def seconds(
         )
         if key not in known:
             known[key] = pricer.use_s(use, sizes.get((use.kind, use.axes), 0.0))
-        each.append((use, known[key]))
-    whole = sum(s for use, s in each if use.phase == "gradient")
+        rows.append((use, known[key]))
+    whole = sum(s for use, s in rows if use.phase == "gradient")
     overlap = pricer.runtime.overlap if whole else 0.0
     last = 0.0
     if overlap and sizes:
@@ -172,7 +172,7 @@ def seconds(
             default=0.0,
         )
     share = gradients_hidden(overlap, whole, last)
-    return [(use, s, share * s if use.phase == "gradient" else 0.0) for use, s in each]
+    return [(use, s, share * s if use.phase == "gradient" else 0.0) for use, s in rows]
 
 
 def launching_s(sent: Iterable[tuple[CollectiveUse, float, float]], pricer: Pricer) -> float:

@@ -283,24 +283,24 @@ class WeightPricer:
         for chosen, fill in ((trained, self._trained), (frozen, self._frozen)):
             if len(rows := np.flatnonzero(chosen)):
                 of = [weights[k] for k in rows.tolist()]
-                at = [layouts[k] for k in rows.tolist()]
-                fill(cells, rows, of, self._rows(of, at, shape[rows], pieces[rows]))
+                numbers = [layouts[k] for k in rows.tolist()]
+                fill(cells, rows, of, self._rows(of, numbers, shape[rows], pieces[rows]))
         return cells
 
     def _trained(
-        self, cells: np.ndarray, at: np.ndarray, weights: Sequence[_Weight], rows: _Rows
+        self, cells: np.ndarray, columns: np.ndarray, weights: Sequence[_Weight], rows: _Rows
     ) -> None:
-        """Put in what weights with gradients cost. cells: [fields, ZeRO stages, weights]; at: which
-        of them these rows are."""
+        """Put in what weights with gradients cost. cells: [fields, ZeRO stages, weights];
+        columns: which of them these rows are."""
         if not rows.can_cut.any():
-            cells[:, :, at] = self._of_stage(rows, 0)[:, None]
+            cells[:, :, columns] = self._of_stage(rows, 0)[:, None]
             return
         every = np.array([self._of_stage(rows, z) for z in ZERO_STAGES])
-        own = np.where(rows.can_cut[:, None], [w.zero_stages for w in weights], 0)
-        cells[:, :, at] = every[own.T, :, np.arange(len(at))].transpose(2, 0, 1)
+        stages = np.where(rows.can_cut[:, None], [w.zero_stages for w in weights], 0)
+        cells[:, :, columns] = every[stages.T, :, np.arange(len(columns))].transpose(2, 0, 1)
 
     def _frozen(
-        self, cells: np.ndarray, at: np.ndarray, weights: Sequence[_Weight], rows: _Rows
+        self, cells: np.ndarray, columns: np.ndarray, weights: Sequence[_Weight], rows: _Rows
     ) -> None:
         """Put in what frozen weights cost that ZeRO stage 3 cuts (as for `_trained`): stored in
         pieces, gathered where they are used."""
@@ -318,7 +318,7 @@ class WeightPricer:
             (costs.state_bytes, np.where(rows.offloaded, 0.0, stored + gathered)),
             (costs.gathered_bytes, gathered),
         ):
-            put[at[rows.can_cut]] = value[rows.can_cut]
+            put[columns[rows.can_cut]] = value[rows.can_cut]
 
     def _rows(
         self,
@@ -384,7 +384,7 @@ class WeightPricer:
         """Seconds of a weight that is orthogonalised with all its repeats, and how many more where
         each is an array of its own."""
         price, repeats = self.pricer, weight.stacked
-        each = []
+        per_repeat_s = []
         for by_repeats in (price.mesh.stages == 1 and not price.offload, False):
             matrices = device_matrices(
                 weight.shape,
@@ -395,8 +395,8 @@ class WeightPricer:
                 by_repeats=by_repeats,
             )
             seconds = newton_schulz_s(matrices, price) + exchanges_s(matrices, price)
-            each.append(seconds / repeats)
-        return each[0], each[1] - each[0]
+            per_repeat_s.append(seconds / repeats)
+        return per_repeat_s[0], per_repeat_s[1] - per_repeat_s[0]
 
     def _of_stage(self, rows: _Rows, zero_stage: int) -> np.ndarray:
         """Of weights with gradients that one ZeRO stage all cuts. [fields, rows]"""

@@ -30,11 +30,11 @@ from planner.pricing.pricer import Pricer
 def group_of_each(topology: Topology, islands: int) -> tuple[int, ...]:
     """The group of devices that each island is part of; of several (where a node of it is slower),
     the slowest."""
-    each = topology.devices // islands
+    per_island = topology.devices // islands
     of_device = [k for k, (_, n) in enumerate(topology.kinds) for _ in range(n)]
     return tuple(
         min(
-            dict.fromkeys(of_device[i * each : (i + 1) * each]),
+            dict.fromkeys(of_device[i * per_island : (i + 1) * per_island]),
             key=lambda k: topology.kinds[k][0].peak(DTYPE),
         )
         for i in range(islands)
@@ -56,7 +56,9 @@ def price(base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer:
     costs = _costs(base, flow, runs, pricer)
     longest = max(costs.values(), key=_until_update_s)
     update_s = max(c.optimizer_time_s for c in costs.values())
-    flops = sum(costs[g].flops_per_device * sum(own) / max(own) for g, own in shares.items())
+    flops = sum(
+        costs[g].flops_per_device * sum(counts) / max(counts) for g, counts in shares.items()
+    )
     per_device = flops / len(turns)
     useful = base.model_flops * flow.plan.microbatches / flow.plan.devices
     return replace(
@@ -70,10 +72,10 @@ def price(base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer:
             IslandShare(
                 device=topology.kinds[group][0].name,
                 devices=topology.kinds[group][1],
-                microbatches=tuple(own),
+                microbatches=tuple(counts),
                 busy_s=costs[group].step_time_s,
             )
-            for group, own in shares.items()
+            for group, counts in shares.items()
         ),
     )
 
@@ -108,8 +110,8 @@ def _costs(
 ) -> dict[int, Cost]:
     """Group -> the price of its busiest island's step."""
     costs = {}
-    for group, own in _shares(flow, pricer.topology).items():
-        ours, prices = busiest(flow, pricer, group, max(own))
+    for group, counts in _shares(flow, pricer.topology).items():
+        ours, prices = busiest(flow, pricer, group, max(counts))
         costs[group] = step_time.price(base, ours, runs, prices)
     return costs
 

@@ -105,7 +105,7 @@ def times_of(
             dtype = compute_type(graph, i, pricer.recipe)
         passes = operator.passes(pieces, ins, outs)
         forward, backward = (
-            np.array([pricer.pass_s(each[k], dtype) for each in passes]) for k in (0, 1)
+            np.array([pricer.pass_s(of_split[k], dtype) for of_split in passes]) for k in (0, 1)
         )
         return forward, backward if pieces.trained else 0 * backward
     if node.bodies:
@@ -126,20 +126,22 @@ def times_of(
         else:
             forward = pricer.kernels_s(flops, moved, dtype, product)
         if on_gpu and operator.gpu_beside:
-            each = [Kernel(0.0, 2 * size, operator.gpu_beside) for size in outs.tolist()]
-            forward = forward + np.array([pricer.pass_s((kernel,), dtype) for kernel in each])
+            copies = [Kernel(0.0, 2 * size, operator.gpu_beside) for size in outs.tolist()]
+            forward = forward + np.array([pricer.pass_s((kernel,), dtype) for kernel in copies])
         if product is not None:
             return forward, _gradients_s(base, i, cuts, product, moved, pricer)
     if not base.training or base.grad.isdisjoint(node.outputs):
         return forward, np.zeros(len(splits))
     again = (operator.gpu_backward if on_gpu else 2) + (i in base.gated.nodes)
-    more = base.backward[i] if rule.flops else again
+    backward_passes = base.backward[i] if rule.flops else again
     if rule.flops and rule.fringe and node.inputs[0] in base.grad:
-        return forward, (more + np.array([rule.beyond(split, mesh) for split in splits])) * forward
+        return forward, (
+            backward_passes + np.array([rule.beyond(split, mesh) for split in splits])
+        ) * forward
     sums = on_gpu and operator.gpu_sums > 0 and node.inputs[1] in base.grad
     # What another kernel does forward has kernels of its own backward.
     alone = np.maximum(forward, (forward > 0) * pricer.device.launch_s)
-    return forward, more * alone + sums * operator.gpu_sums * pricer.device.launch_s
+    return forward, backward_passes * alone + sums * operator.gpu_sums * pricer.device.launch_s
 
 
 def _gradients_s(
@@ -155,8 +157,8 @@ def _gradients_s(
     beyond = [rule.beyond(split, pricer.sizes) for split in cuts.splits]
     for slot, of in enumerate((product.of_left, product.of_right)):
         if node.inputs[slot] in base.grad:
-            each = pricer.kernels_s(of.flops, moved, dtype, of)
-            seconds = seconds + (each * (1 + np.array(beyond)) if slot == 0 else each)
+            product_s = pricer.kernels_s(of.flops, moved, dtype, of)
+            seconds = seconds + (product_s * (1 + np.array(beyond)) if slot == 0 else product_s)
     return seconds
 
 
@@ -171,9 +173,9 @@ def _bodies_s(
     ):
         seconds = fused = 0.0
         for inner, rule in zip(body.nodes, rules, strict=True):
-            own, operator = splits[inner.id], operator_of(inner.op)
-            share = float(SplitArrays.of((own,), pricer.sizes).share(rule)[0])
-            made = share * sum(
+            body_split, operator = splits[inner.id], operator_of(inner.op)
+            share = float(SplitArrays.of((body_split,), pricer.sizes).share(rule)[0])
+            written_bytes = share * sum(
                 body.tensors[o].elements * pricer.itemsize(body.tensors[o].dtype)
                 for o in inner.outputs
                 if o
@@ -184,14 +186,17 @@ def _bodies_s(
                 if n
             )
             if inner.bodies:
-                seconds += _bodies_s(inner, body, region(inner, body), own, pricer, dtype)
+                seconds += _bodies_s(inner, body, region(inner, body), body_split, pricer, dtype)
             elif operator.fusible:
-                fused += made * pricer.runtime.fused_traffic
+                fused += written_bytes * pricer.runtime.fused_traffic
             elif not operator.free:
-                cuts, flops = SplitArrays.of((own,), pricer.sizes), np.array([rule.flops * share])
+                cuts, flops = (
+                    SplitArrays.of((body_split,), pricer.sizes),
+                    np.array([rule.flops * share]),
+                )
                 product = product_of(rule, cuts, flops)
                 seconds += float(
-                    pricer.kernels_s(flops, np.array([read + made]), dtype, product)[0]
+                    pricer.kernels_s(flops, np.array([read + written_bytes]), dtype, product)[0]
                 )
         slowest = max(slowest, seconds + (pricer.kernel_s(0.0, fused, dtype) if fused else 0.0))
     return trips(node) * slowest
@@ -302,8 +307,8 @@ def working_of(
         size = np.maximum(ins, outs) if operator.fusible and not of_images else size
         size = size - outs * base.has_its_place(i)
     if i in odd_heads(base.graph):  # beside the logits that the loss saves, and the weight as it is
-        more = _padded_weight(base, i, cuts, pricer)
-        size = size + outs * (_widened(base, i, cuts) - 1) + more
+        padding = _padded_weight(base, i, cuts, pricer)
+        size = size + outs * (_widened(base, i, cuts) - 1) + padding
     if rule.flops and (i in base.epilogue or base.written_out):
         whole = _widened(base, i, cuts) <= 1
         size = size + np.where(whole, weights, 0) * _copied(base, i, splits, pricer)
@@ -379,7 +384,7 @@ def inner_times(
     forward = backward = saved = 0.0
     framework = pricer.runtime.kernels is not None
     own = framework or pricer.runtime.serves
-    made = dispatch_of(base, i, split, pricer) if own else None
+    dispatch = dispatch_of(base, i, split, pricer) if own else None
     for inner in inner_collectives(
         base.graph.nodes[i],
         base.rules[i],
@@ -391,15 +396,15 @@ def inner_times(
         if framework and inner.of.halved:
             continue
         kind, sent = inner.of.kind, float(inner.payload_bytes)
-        if made is not None:
-            runs, again = (made.share(kind, sent, phase) for phase in ("forward", "backward"))
-            kind = made.kind if kind == EXCHANGE else kind
+        if dispatch is not None:
+            runs, again = (dispatch.share(kind, sent, phase) for phase in ("forward", "backward"))
+            kind = dispatch.kind if kind == EXCHANGE else kind
         else:
             runs = again = 1.0
-        each, back = (pricer.collective_s(kind, inner.axes, sent * n) for n in (runs, again))
-        forward += inner.forward * each
+        each_s, back = (pricer.collective_s(kind, inner.axes, sent * n) for n in (runs, again))
+        forward += inner.forward * each_s
         backward += inner.backward * back
-        saved += inner.forward * each * inner.of.kept
+        saved += inner.forward * each_s * inner.of.kept
     return forward, backward, saved
 
 

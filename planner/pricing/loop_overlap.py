@@ -59,17 +59,17 @@ def hidden_beside_kernels(
             beside[k] = float(
                 pricer.gathered_beside_updates_s(seconds - under, piece, flow.plan.offload)
             )
-    for (run, backward), own in loops.items():
+    for (run, backward), numbers in loops.items():
         kernels = _kernels(base, flow, runs[run], backward, again, pricer)
         operators: dict[int, list[int]] = {}
-        for k in own:
+        for k in numbers:
             operators.setdefault(home.get(rows[k][0].what, (run, -1))[1], []).append(k)
         part = _allowed(rows, beside, operators, kernels, hidden.beside)
-        for k in own:
+        for k in numbers:
             beside[k] *= part
     return [
-        (use, seconds, under + hidden.spared * own)
-        for (use, seconds, under), own in zip(rows, beside, strict=True)
+        (use, seconds, under + hidden.spared * hidden_s)
+        for (use, seconds, under), hidden_s in zip(rows, beside, strict=True)
     ]
 
 
@@ -118,11 +118,11 @@ def _allowed(
     node (-1: none of the loop) -> numbers of its collectives among the rows."""
     sums = [
         LoopCollectives(
-            sum(rows[k][1] for k in own),
-            sum(rows[k][1] - beside[k] for k in own),
+            sum(rows[k][1] for k in numbers),
+            sum(rows[k][1] - beside[k] for k in numbers),
             kernels.get(i, 0.0),
         )
-        for i, own in operators.items()
+        for i, numbers in operators.items()
     ]
     sent, least = sum(o.sent_s for o in sums), sum(o.shown_s for o in sums)
     shown = shown_in_loop_s(sums, sum(kernels.values()), share)

@@ -95,18 +95,18 @@ def hidden_shares(
         tuple[int, bool], list[int]
     ] = {}  # stretch, whether backward -> numbers of its collectives
     for k, (use, _) in enumerate(sent):
-        if use.place and (at := home.get((use.place == "blocks", use.what))) is not None:
-            rows.setdefault((at[0], use.phase != "forward"), []).append(k)
-    for (number, backward), own in rows.items():
+        if use.place and (spot := home.get((use.place == "blocks", use.what))) is not None:
+            rows.setdefault((spot[0], use.phase != "forward"), []).append(k)
+    for (number, backward), numbers in rows.items():
         stretch = every[number]
         once = plan.microbatches * stretch.times
         events = [
             (home[use.place == "blocks", use.what][1], use, seconds / once)
-            for use, seconds in (sent[k] for k in own)
+            for use, seconds in (sent[k] for k in numbers)
         ]
         chain = joined(_chain(base, flow, stretch.nodes, backward, events, again, pricer))
         share = collectives_hidden(chain, plan.overlapped_microbatches, pricer.copies_hidden)
-        for k in own:
+        for k in numbers:
             if not sent[k][0].inside:
                 shares[k] = share
     return shares
@@ -117,7 +117,7 @@ def _homes(
 ) -> dict[tuple[bool, str], tuple[int, int]]:
     """(whether in a loop, what a collective of one copy serves) -> (number of its stretch, the node
     after which it runs forward and before which backward; -1: where the stretch begins)."""
-    graph, own = flow.graph, tensors_per_microbatch(flow, runs)
+    graph, per_microbatch = flow.graph, tensors_per_microbatch(flow, runs)
     loops = {run.first: run for run in runs}
     result: dict[tuple[bool, str], tuple[int, int]] = {}
     for k, stretch in enumerate(every):
@@ -125,13 +125,13 @@ def _homes(
         entering = (
             [c.enters for c in run.carries]
             if run is not None
-            else [n for i in stretch.nodes for n in graph.nodes[i].inputs if n in own]
+            else [n for i in stretch.nodes for n in graph.nodes[i].inputs if n in per_microbatch]
         )
         for i in stretch.nodes:
             result |= {
                 (run is not None, graph.labels.get(n, n)): (k, i)
                 for n in (graph.nodes[i].id, *graph.nodes[i].outputs)
-                if not own.isdisjoint(graph.nodes[i].outputs)
+                if not per_microbatch.isdisjoint(graph.nodes[i].outputs)
             }
         for name in entering:
             result.setdefault((run is not None, graph.labels.get(name, name)), (k, -1))
@@ -149,17 +149,17 @@ def _chain(
 ) -> Iterator[Piece]:
     """The pieces of one microbatch's pass through a stretch; the backward pass begins with what
     runs a second time."""
-    at: dict[tuple[int, str], list[Piece]] = {}
+    pieces_at: dict[tuple[int, str], list[Piece]] = {}
     for i, use, seconds in events:
-        at.setdefault((i, use.phase), []).append((BOTH if use.inside else LINKS, seconds))
+        pieces_at.setdefault((i, use.phase), []).append((BOTH if use.inside else LINKS, seconds))
     times = {i: kernel_times(base, i, flow.split(i), pricer) for i in nodes}
     phase = "recompute" if backward else "forward"
-    yield from at.get((-1, phase), ())
+    yield from pieces_at.get((-1, phase), ())
     for i in nodes:
         if i in again or not backward:
             yield KERNELS, times[i][0]
-        yield from at.get((i, phase), ())
+        yield from pieces_at.get((i, phase), ())
     for i in reversed(nodes) if backward else ():
-        yield from at.get((i, "backward"), ())
+        yield from pieces_at.get((i, "backward"), ())
         yield KERNELS, times[i][1]
-    yield from at.get((-1, "backward"), ())
+    yield from pieces_at.get((-1, "backward"), ())

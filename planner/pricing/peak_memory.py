@@ -122,10 +122,10 @@ def memory(
     parts = memory_parts(base, flow, pricer, runs)
     gradients, activations, temporary = parts.gradients, parts.activations, parts.temporary
     if parts.liveness is not None:
-        at = parts.liveness.at
-        gradients += float(parts.liveness.gradients[at])
-        activations = float(parts.liveness.activations[at])
-        temporary = float(parts.liveness.temporary[at])
+        peak_point = parts.liveness.at
+        gradients += float(parts.liveness.gradients[peak_point])
+        activations = float(parts.liveness.activations[peak_point])
+        temporary = float(parts.liveness.temporary[peak_point])
     return Breakdown(
         int(parts.parameters), int(gradients), int(parts.state), int(activations), int(temporary)
     )
@@ -198,12 +198,12 @@ def _of_written_out(base: GraphFacts, flow: Flow, pricer: Pricer) -> MemoryParts
     if parts.liveness is None:  # forward passes keep nothing
         return parts
     slack = 1 + pricer.runtime.memory_slack
-    slopes, own = np.zeros((2, len(base.graph.nodes)))
+    slopes, own_slopes = np.zeros((2, len(base.graph.nodes)))
     for i, size in slope_bytes(base, apart, pricer):
         slopes[i] += size * slack
     for i, size in made_alike_bytes(base, apart, pricer):
-        own[i] = size * slack  # part of the workspace of its own backward pass
-    live = parts.liveness.activations + np.cumsum(slopes) - own
+        own_slopes[i] = size * slack  # part of the workspace of its own backward pass
+    live = parts.liveness.activations + np.cumsum(slopes) - own_slopes
     return replace(
         parts,
         activations=parts.activations + float(slopes.sum()),

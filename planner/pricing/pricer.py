@@ -253,10 +253,10 @@ class Pricer:
         group, slower = self._links.group(self.mesh, axes), self.rates.inner_latency
         outer = len(self.topology.levels) - 1
         if slower == 1.0 or any(
-            size > 1 and at == outer > 0
+            size > 1 and level == outer > 0
             for axis in self.mesh.axes
             if axis.name in axes
-            for at, size in axis.parts
+            for level, size in axis.parts
         ):
             return group
         return tuple(replace(span, latency_s=span.latency_s * slower) for span in group)
@@ -308,21 +308,21 @@ class Pricer:
             rows = np.stack([*extents, size_bytes]).T.tolist()
             return self._products_s(rows, dtype, product.convolution)
         work = list(zip(flops.tolist(), size_bytes.tolist(), strict=True))
-        alike = {each: self.kernel_s(*each, dtype) for each in dict.fromkeys(work)}
-        return np.array([alike[each] for each in work])
+        alike = {case: self.kernel_s(*case, dtype) for case in dict.fromkeys(work)}
+        return np.array([alike[case] for case in work])
 
     def _products_s(
         self, listed: Iterable[Sequence[float]], dtype: str, convolution: bool
     ) -> np.ndarray:
         """Seconds of products by their rows, columns, sums, batch and bytes. [products]"""
-        work = [tuple(each) for each in listed]
+        work = [tuple(extents) for extents in listed]
         known = self._products.setdefault((dtype, convolution), {})
-        if new := [each for each in dict.fromkeys(work) if each not in known]:
+        if new := [extents for extents in dict.fromkeys(work) if extents not in known]:
             *extents, size_bytes = np.array(new).T
             product = Product(*extents, convolution=convolution)
             seconds = product_time_s(self.device, product, size_bytes, dtype)
             known.update(zip(new, seconds.tolist(), strict=True))
-        return np.array([known[each] for each in work])
+        return np.array([known[extents] for extents in work])
 
     def least_s(self, flops: float, dtype: str) -> float:
         """Seconds that products of so many FLOPs take at least, however they are cut."""

@@ -129,13 +129,15 @@ class Conversions:
             self._padded(shape, tuple(columns)),
         )
         if over.any() or beyond.any():
-            at = np.nonzero(over[:, None] | beyond[None, :])
-            extents = source[at[0]], target[at[1]]
-            cells = [(rows[r], columns[c]) for r, c in zip(*(k.tolist() for k in at), strict=True)]
+            padded = np.nonzero(over[:, None] | beyond[None, :])
+            extents = source[padded[0]], target[padded[1]]
+            cells = [
+                (rows[r], columns[c]) for r, c in zip(*(k.tolist() for k in padded), strict=True)
+            ]
             path = self._padded_paths(shape, cells, *extents)
-            self._pad(result, at, self.pairs.arrays[0][grid[at]], path, extents, itemsize)
+            self._pad(result, padded, self.pairs.arrays[0][grid[padded]], path, extents, itemsize)
             if not grad:
-                result[1][at] = 0.0
+                result[1][padded] = 0.0
         return result
 
     def local(self, shape: tuple[int, ...], row: LayoutColumn) -> np.ndarray:
@@ -195,15 +197,15 @@ class Conversions:
     def _pad(
         self,
         tables: tuple[np.ndarray, np.ndarray],
-        at: tuple[np.ndarray, ...],
+        padded: tuple[np.ndarray, ...],
         impossible: np.ndarray,
         path: np.ndarray,
         extents: tuple[np.ndarray, np.ndarray],
         itemsize: float,
     ) -> None:
-        """Fill in the cells `at` of tables, pairs of which a layout pads. impossible: of each cell
-        whether there is no way; path: number of its path; extents: as padded by the first and the
-        second layout. [cells], [cells, dims]"""
+        """Fill in the cells `padded` of tables, pairs of which a layout pads. impossible: of each
+        cell whether there is no way; path: number of its path; extents: as padded by the first and
+        the second layout. [cells], [cells, dims]"""
         source, target = extents
         first, terms, backs, targets = self.pairs.padded.arrays
         times = (first[1:] - first[:-1])[path]
@@ -219,8 +221,8 @@ class Conversions:
         term, back = terms[move], backs[move]
         seconds = np.where(size, (latency[term] + size[:, None] * slope[term]).min(axis=1), 0.0)
         forward = np.bincount(cell, np.where(back, 0.0, seconds), len(path))
-        tables[0][at] = np.where(impossible, np.inf, forward)
-        tables[1][at] = np.bincount(cell, np.where(back, seconds, 0.0), len(path))
+        tables[0][padded] = np.where(impossible, np.inf, forward)
+        tables[1][padded] = np.bincount(cell, np.where(back, seconds, 0.0), len(path))
 
     def _prices(self, size: float) -> tuple[np.ndarray, np.ndarray]:
         """(forward, backward) seconds of every pair for a tensor of `size` bytes. [pairs]"""
@@ -229,13 +231,13 @@ class Conversions:
         known = self._priced.get(size)
         if known is None or known[0] != n:
             latency, slope = self._of_terms()
-            each = (
+            term_s = (
                 (latency + size * slope).min(axis=1)
                 if size and len(latency)
                 else np.zeros(len(latency))
             )
             impossible, whose, back, term = pairs.arrays
-            seconds = each[term] if len(term) else np.zeros(0)
+            seconds = term_s[term] if len(term) else np.zeros(0)
             # Without any moves bincount forgets the type of its weights.
             forward = np.bincount(whose, np.where(back, 0.0, seconds), n).astype(np.float64)
             shown = seconds * self._shown()[term] if len(term) else seconds

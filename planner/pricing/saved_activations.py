@@ -94,17 +94,17 @@ def activation_bytes(
     offloaded = "activations" in flow.plan.offload
     entering = frozenset(n for run in runs for c in run.carries for n in (c.enters, *c.leaves))
     saved = saved_activations(base, flow, pricer, entering if offloaded else frozenset())
-    more, gone = 0.0, saved.gone.copy()
-    more += (
+    added, gone = 0.0, saved.gone.copy()
+    added += (
         PARKED_ARRAYS
         * flow.plan.overlapped_microbatches
         * sent_activations(base, flow, pricer, runs)[1]
     )
     for first, size in saved_by_blocks_bytes(base, flow, runs, pricer):
-        more += size
+        added += size
         gone[: base.turns[first]] += size * (flow.plan.stages == 1)
-    more += sum(size for _, size in handed_on(base, flow, runs, pricer))
-    return replace(saved, bytes=saved.bytes + more, gone=gone)
+    added += sum(size for _, size in handed_on(base, flow, runs, pricer))
+    return replace(saved, bytes=saved.bytes + added, gone=gone)
 
 
 def saved_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Sequence[tuple[int, str, float]]:
@@ -232,7 +232,7 @@ def sent_activations(
     for run, replay in recomputed_blocks(flow, runs) if away else ():
         values = saved_in_repeat(base, flow, replay, pricer)
         sent.append((run, sum(size for name, size in values if name in away)))
-    each = dict[int, float]()
+    of_block = dict[int, float]()
     for run, size in sent:
-        each[run.first] = each.get(run.first, 0.0) + size
-    return sum(run.repeats * size for run, size in sent), max(each.values(), default=0.0)
+        of_block[run.first] = of_block.get(run.first, 0.0) + size
+    return sum(run.repeats * size for run, size in sent), max(of_block.values(), default=0.0)

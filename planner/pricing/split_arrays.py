@@ -41,10 +41,11 @@ class SplitArrays:
             for choice, axes in split.pairs:
                 if choice not in result:
                     result[choice] = {(): 0}, [0] * len(splits)
-                ways, each = result[choice]
-                each[k] = ways.setdefault(axes, len(ways))
+                ways, which = result[choice]
+                which[k] = ways.setdefault(axes, len(ways))
         return {
-            choice: (tuple(ways), np.array(each)) for choice, (ways, each) in sorted(result.items())
+            choice: (tuple(ways), np.array(which))
+            for choice, (ways, which) in sorted(result.items())
         }
 
     @classmethod
@@ -58,8 +59,8 @@ class SplitArrays:
         return cls(
             splits,
             {
-                choice: np.array([group(way, mesh) for way in ways])[each]
-                for choice, (ways, each) in axes.items()
+                choice: np.array([group(way, mesh) for way in ways])[which]
+                for choice, (ways, which) in axes.items()
             },
         )
 

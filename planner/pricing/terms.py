@@ -98,8 +98,10 @@ class Noting(Pricer):
         if product is not None and self.device.tiles is not None:
             extents = (product.rows, product.columns, product.sums, product.batch)
             rows = np.stack([flops, size_bytes, each_s, *extents]).T.tolist()
-            for work, size, seconds, *own in rows:
-                term = Term(work, size, 1.0, dtype, None, seconds, tuple(own), product.convolution)
+            for work, size, seconds, *sizes in rows:
+                term = Term(
+                    work, size, 1.0, dtype, None, seconds, tuple(sizes), product.convolution
+                )
                 self.noted.append(term)
         return each_s
 
@@ -149,9 +151,9 @@ def of_parts(pricer: Pricer, need: KernelNeed) -> tuple[Constant, ...]:
     figures = [_of_device(chip, path, key) for key in keys]
     runtime = pricer.runtime
     profile, sets = FOLDER / f"{runtime.name}.toml", FOLDER / "kernel_sets.toml"
-    own = f"per_device.{chip.name}" if chip.name in runtime.per_device else "rates"
+    section = f"per_device.{chip.name}" if chip.name in runtime.per_device else "rates"
     for key in ("matmul", "memory") if runtime.name not in chip.rates else ():
-        figures.append(_constant(profile, own, key, runtime.sources, runtime.guessed))
+        figures.append(_constant(profile, section, key, runtime.sources, runtime.guessed))
     if need.rows:
         fitted = {"expert_waits_s": "fitted to runs of mixtures (docs/published-runs.md)"}
         figures.append(_constant(sets, "fsdp", "expert_waits_s", fitted, {}))

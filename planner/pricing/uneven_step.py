@@ -193,18 +193,21 @@ def memory(base: GraphFacts, flow: Flow, pricer: Pricer) -> Breakdown:
         * pricer.itemsize("float32")
     )
     waiting = uneven_collectives.uneven_schedule(flow).in_flight
-    slack, own = 1 + pricer.runtime.memory_slack, dict[int, list[float]]()
+    slack, of_chunk = 1 + pricer.runtime.memory_slack, dict[int, list[float]]()
     saved, working = dict[int, float](), {p.i: p.work for p in passes(base, flow, pricer, {})}
     for i, _, size in saved_tensors(base, flow, pricer):
         saved[i] = saved.get(i, 0.0) + size
     for k in range(stages.count):
         opened = uneven_collectives.chunk_weight_bytes(flow, stages, k, pricer.itemsize)
-        own[k] = [
+        of_chunk[k] = [
             sum(saved.get(i, 0.0) for i in stages.nodes[k]),
             max(working[base.shared[i]] for i in stages.nodes[k]) + opened,
         ]
-    held, work = max(own.values(), key=sum)
-    saved_bytes, temporary = (waiting * boundary + held) * slack, (work + SLOTS * boundary) * slack
+    saved_most, work = max(of_chunk.values(), key=sum)
+    saved_bytes, temporary = (
+        (waiting * boundary + saved_most) * slack,
+        (work + SLOTS * boundary) * slack,
+    )
     return Breakdown(
         int(parameters),
         int(gradients),

@@ -129,7 +129,7 @@ def assemble(
     usage = np.split(np.rint(bytes_of(space, techniques, uncut)).astype(np.int64), ends)
     share = space.parts if uncut else techniques.microbatches
     tables, table_of = _tables(space, techniques, share, unit_s)
-    spans: list[Span] = [(0, 1, k, each) for k, each in enumerate(usage)]
+    spans: list[Span] = [(0, 1, k, of_variable) for k, of_variable in enumerate(usage)]
     if liveness:
         spans = _live(space, techniques)
     return Problem(
@@ -139,7 +139,7 @@ def assemble(
         tables=tuple(tables),
         live_node=np.array([k for _, _, k, _ in spans], np.int64),
         live_span=np.array([span[:2] for span in spans], np.int64).reshape(-1, 2),
-        live_usage=tuple(each for _, _, _, each in spans),
+        live_usage=tuple(of_variable for _, _, _, of_variable in spans),
         usage_limit=None if limit_bytes is None else int(limit_bytes),
         names=tuple(v.name for v in space.variables),
         axis_choice=axis_choices(space),
@@ -204,8 +204,8 @@ def _one_repeat(space: Space, recompute: str) -> np.ndarray:
     if recompute != "block-keep" or space.pricer.runtime.kernels is None:
         return arrays.one_repeat_bytes
     costs = arrays.costs
-    left = (costs.saved_bytes_remat + costs.saved_collective_bytes) / arrays.count
-    return np.where(arrays.one_repeat_bytes > 0, arrays.one_repeat_bytes - left, 0.0)
+    remaining = (costs.saved_bytes_remat + costs.saved_collective_bytes) / arrays.count
+    return np.where(arrays.one_repeat_bytes > 0, arrays.one_repeat_bytes - remaining, 0.0)
 
 
 def _again(space: Space, techniques: Techniques) -> np.ndarray:
@@ -271,7 +271,7 @@ def seconds_of(
     the techniques where it is "". [options]"""
     arrays, micro = arrays_of(space), techniques.microbatches
     zero, costs, recompute = techniques.zero_stage, arrays.costs, recomputes(space, techniques)
-    each = arrays.pass_s + again_s(space, recompute) if recompute else arrays.pass_s
+    one_pass_s = arrays.pass_s + again_s(space, recompute) if recompute else arrays.pass_s
     shares, least = _stage_shares(space, techniques), max(micro, space.parts if uncut else 1)
     weights, written_out = (
         costs.grad_reduce_per_microbatch_s[zero],
@@ -283,7 +283,7 @@ def seconds_of(
         weights = weights + costs.grad_accumulate_s[zero]
     times = space.parts if uncut else least
     copied = 0.0 if written_out else copied_s(space, copies or techniques.recompute)
-    seconds: np.ndarray = arrays.count * (times * each + least * weights) + times * copied
+    seconds: np.ndarray = arrays.count * (times * one_pass_s + least * weights) + times * copied
     if shares is not None:
         seconds = seconds * shares.passes
         if schedule := _apart(space, techniques):
@@ -295,8 +295,8 @@ def seconds_of(
     seconds = (seconds + arrays.count * per_step) * (shares.share if shares is not None else 1.0)
     if uncut and micro > space.parts:
         seconds = seconds + split_waits_s(space, techniques)
-    if more := handover_s(space, micro, techniques.schedule, techniques.virtual_stages):
-        seconds[: space.variables[0].options] += more  # every choice has one of these options
+    if handed_s := handover_s(space, micro, techniques.schedule, techniques.virtual_stages):
+        seconds[: space.variables[0].options] += handed_s  # every choice has one of these options
     return (
         np.where(arrays.costs.max_batch_pieces * space.parts < micro, np.inf, seconds)
         if uncut and uncut_up_to(space) < micro
@@ -315,11 +315,11 @@ def split_waits_s(space: Space, techniques: Techniques) -> np.ndarray:
     [options]"""
     waits = arrays_of(space).waits_s
     again = techniques.recompute if techniques.recompute in waits else "none"
-    more: np.ndarray = max(0, techniques.microbatches - space.parts) * waits[again]
+    extra_s: np.ndarray = max(0, techniques.microbatches - space.parts) * waits[again]
     if (shares := _stage_shares(space, techniques)) is None:
-        return more
+        return extra_s
     # Of gradients made apart the bubble's passes have none.
-    return more * shares.share * (1.0 if _apart(space, techniques) else shares.passes)
+    return extra_s * shares.share * (1.0 if _apart(space, techniques) else shares.passes)
 
 
 def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
@@ -354,8 +354,8 @@ def _state_and_saved(
         saved = shares.saved_microbatches * shares.held * (saved - one_repeat) + one_repeat
         if schedule := _apart(space, techniques):
             again = recompute and recompute != "block-keep"
-            each = costs.handed_on_bytes_remat if again else costs.handed_on_bytes
-            handed = arrays.count * each
+            per_node = costs.handed_on_bytes_remat if again else costs.handed_on_bytes
+            handed = arrays.count * per_node
             saved = saved + schedule.handed_in_flight * shares.held * handed
         copied = shares.copied_weights * arrays.block_grad_bytes[0]
         if techniques.schedule == DUALPIPE:  # weights of the stage as far from the other end
@@ -433,11 +433,11 @@ def share_outside(space: Space) -> float:
 def parts_of_stage(space: Space, techniques: Techniques) -> tuple[np.ndarray, np.ndarray]:
     """Per variable what part of its nodes a device runs in a microbatch, bubble included, and what
     part of what they save for one it has at once (without `uncut`)."""
-    shares, at = _stage_shares(space, techniques), arrays_of(space).first
+    shares, firsts = _stage_shares(space, techniques), arrays_of(space).first
     return (
-        ((shares.share * shares.passes)[at], (shares.held * shares.saved_microbatches)[at])
+        ((shares.share * shares.passes)[firsts], (shares.held * shares.saved_microbatches)[firsts])
         if shares is not None
-        else (np.ones(len(at)), np.ones(len(at)))
+        else (np.ones(len(firsts)), np.ones(len(firsts)))
     )
 
 
@@ -617,11 +617,11 @@ def _place(space: Space, v: Variable, pipeline: Pipeline) -> int:
     if v.kind == "op":
         return v.node
     graph = space.base.graph
-    made, readers = graph.producer.get(v.name, -1), [i for i, _ in graph.consumers[v.name]]
-    blocks = [i for i in (made, *readers) if i in pipeline.nodes]
+    maker, readers = graph.producer.get(v.name, -1), [i for i, _ in graph.consumers[v.name]]
+    blocks = [i for i in (maker, *readers) if i in pipeline.nodes]
     if blocks and (
         v.count > 1
-        or (made == blocks[0] != blocks[-1])
+        or (maker == blocks[0] != blocks[-1])
         or (
             v.kind == "weight"
             and len({(i - pipeline.first) // pipeline.period for i in readers}) == 1
@@ -630,7 +630,7 @@ def _place(space: Space, v: Variable, pipeline: Pipeline) -> int:
         return blocks[0]
     return (
         pipeline.end
-        if (made >= 0 and pipeline.in_epilogue(made))
+        if (maker >= 0 and pipeline.in_epilogue(maker))
         or all(pipeline.in_epilogue(i) for i in readers)
         else -1
     )
@@ -654,13 +654,13 @@ def replayed(space: Space, techniques: Techniques) -> list[bool]:
         if not {a.kind, b.kind} <= {"op"} or not {a.node, b.node} <= inside:
             return False
         slots = reads(graph.nodes[b.node], base.grad).slots
-        made = {
+        makers = {
             slot: graph.producer.get(name, -1)
             for slot, name in enumerate(graph.nodes[b.node].inputs)
         }
         return any(
             (b.node in again or slot in slots) and i >= 0 and base.shared[i] == a.node
-            for slot, i in made.items()
+            for slot, i in makers.items()
         )
 
     return [
@@ -690,29 +690,32 @@ def usage_of(
     """(state and saved activations, what lives only for a while) of a choice, in bytes, as in
     `assemble` and planner.pricing.peak_memory."""
     arrays, zero, micro = arrays_of(space), techniques.zero_stage, techniques.microbatches
-    at, pieces = arrays.first + np.asarray(choice), micro / space.parts if uncut else 1.0
+    chosen, pieces = arrays.first + np.asarray(choice), micro / space.parts if uncut else 1.0
     if has_uneven_stages(space):
         return (
-            float(bytes_of(space, techniques, uncut)[at].sum()),
-            float(arrays.workspace[_workspaces_of(space, techniques)][at].max(initial=0.0))
+            float(bytes_of(space, techniques, uncut)[chosen].sum()),
+            float(arrays.workspace[_workspaces_of(space, techniques)][chosen].max(initial=0.0))
             / pieces,
         )
     if arrays.trained is not None:
         above = above_saved(space, zero, micro, np.asarray(choice), pieces, arrays.trained)
-        return float(bytes_of(space, techniques, uncut)[at].sum()), above
+        return float(bytes_of(space, techniques, uncut)[chosen].sum()), above
     if not space.base.training:
-        kept = float(bytes_of(space, techniques, uncut)[at].sum())
+        kept = float(bytes_of(space, techniques, uncut)[chosen].sum())
         return kept, forward_bytes(space, np.asarray(choice)) / pieces
-    workspace = arrays.workspace[_workspaces_of(space, techniques)][at] / pieces
-    follows, after = arrays.epilogue[at], float(arrays.costs.saved_bytes_epilogue[at].sum())
-    each, own = _state_and_saved(space, techniques, uncut), _again(space, techniques)[at] / pieces
-    state, saved = (float(x[at].sum()) for x in each)
-    above = workspace - gone_before(space, each[1][at], own)[arrays.turn]
+    workspace = arrays.workspace[_workspaces_of(space, techniques)][chosen] / pieces
+    follows, after = arrays.epilogue[chosen], float(arrays.costs.saved_bytes_epilogue[chosen].sum())
+    state_and_saved, one_repeat = (
+        _state_and_saved(space, techniques, uncut),
+        _again(space, techniques)[chosen] / pieces,
+    )
+    state, saved = (float(x[chosen].sum()) for x in state_and_saved)
+    above = workspace - gone_before(space, state_and_saved[1][chosen], one_repeat)[arrays.turn]
     return state + saved, temporary_bytes(
         float(above[~follows].max(initial=0.0)),
         after / pieces + float(workspace[follows].max(initial=0.0)),
-        float(_only_in_blocks(space, techniques, uncut)[at].sum()),
-        float(outside_gradients(space, zero, micro)[1][at].sum()) - saved,
+        float(_only_in_blocks(space, techniques, uncut)[chosen].sum()),
+        float(outside_gradients(space, zero, micro)[1][chosen].sum()) - saved,
     )
 
 

@@ -44,11 +44,14 @@ def _axis_choices(space: Space) -> tuple[np.ndarray, ...]:
 
 def _cuts(splits: Sequence[Split], number: Mapping[str, int], axes: tuple[str, ...]) -> np.ndarray:
     """Which factor each mesh axis cuts. [splits, axes]"""
-    result, at = np.full((len(splits), len(axes)), -1, np.int64), {a: k for k, a in enumerate(axes)}
+    result, column = (
+        np.full((len(splits), len(axes)), -1, np.int64),
+        {a: k for k, a in enumerate(axes)},
+    )
     for row, split in enumerate(splits):
         for f, used in split.pairs:
             for a in used:
-                result[row, at[a]] = number[f]
+                result[row, column[a]] = number[f]
     return result
 
 

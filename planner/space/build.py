@@ -101,9 +101,9 @@ class _Builder:
         assert row is not None
         return row
 
-    def _result(self, made: tuple[int, int]) -> LayoutColumn:
+    def _result(self, maker: tuple[int, int]) -> LayoutColumn:
         """Layouts of a class's result."""
-        return self._kind_of[made[0]].results[made[1]]
+        return self._kind_of[maker[0]].results[maker[1]]
 
     def _hub(self, wire: Wire) -> None:
         """A variable for the layout a shared tensor is brought to; options may hold a second layout
@@ -217,12 +217,12 @@ class _Builder:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Tables of `_link`, forward and backward; wires that are alike have theirs in common."""
         t, grad = self.graph.tensors[wire.name], wire.name in self.base.grad
-        each, carried = self._each(wire.name), wire.name in self.base.carried
+        times, carried = self._each(wire.name), wire.name in self.base.carried
         # Columns of equal layouts are the same object, compared by identity (LayoutTable.column).
         back = wire.name not in unread_gradients(self.graph, self.base.grad) or any(
             not self.base.grad.isdisjoint(self.graph.nodes[i].outputs) for i, _, _ in wire.uses
         )
-        key = (t.shape, t.dtype, grad, back, each, source, branches, target, carried)
+        key = (t.shape, t.dtype, grad, back, times, source, branches, target, carried)
         if key not in self._linked:
             place = source.of[:, None] * len(target.layouts) + target.of
             tables = self.tables.table(
@@ -235,7 +235,7 @@ class _Builder:
             if branches:
                 ready = np.array(branches)[:, None] == np.array(target.layouts)[target.of]
                 forward[ready] = backward[ready] = 0.0
-            forward *= each
+            forward *= times
             if not back:
                 backward = np.where(np.isinf(backward), backward, 0.0)
             self._linked[key] = forward, backward
@@ -256,10 +256,10 @@ class _Builder:
         """Graph outputs are handed out without anything pending."""
         graph, atlas = self.graph, self.atlas
         for name in graph.outputs:
-            made = graph.producer.get(name)
-            if made is None or self.base.shared[made] not in self.op_of:
+            maker = graph.producer.get(name)
+            if maker is None or self.base.shared[maker] not in self.op_of:
                 continue
-            c, k = self.base.shared[made], [o for o in graph.nodes[made].outputs if o].index(name)
+            c, k = self.base.shared[maker], [o for o in graph.nodes[maker].outputs if o].index(name)
             source = self._result((c, k))
             columns = atlas.column(
                 tuple([atlas.number(atlas.layouts[s].stored) for s in source.layouts])

@@ -73,27 +73,27 @@ def as_named(
     offered = dict[int, tuple[Split, ...]]()  # by kind
     for i in pinned:
         out[i] = _following(base, i, pinned[i], claims, tensor, fixed=True)
-    said = tuple(claims.items()), tensor
+    claimed = tuple(claims.items()), tensor
     for alike in _alike(base):
         i, *_ = alike.nodes
         if (kind := base.kinds[i]) not in offered:
             offered[kind] = base.reachable(i, candidates(base.rules[i], sizes, limits))
         splits = offered[kind]
-        key = id(splits), said, alike.reads
+        key = id(splits), claimed, alike.reads
         if key not in _FOLLOWING:
             _FOLLOWING[key] = splits, _following(base, i, splits, claims, tensor)
-        left = _FOLLOWING[key][1]
-        out |= {i: left for i in alike.nodes if i not in pinned}
+        following = _FOLLOWING[key][1]
+        out |= {i: following for i in alike.nodes if i not in pinned}
     return out
 
 
-def exchanging(base: GraphFacts, mesh: Mesh, left: Allowed, limits: Limits) -> Allowed:
+def exchanging(base: GraphFacts, mesh: Mesh, allowed: Allowed, limits: Limits) -> Allowed:
     """Of the splits that are left those under which experts' rows travel. Raises PlanError P025
     where there are none."""
-    sizes, out = dict(mesh.shape), dict(left)
+    sizes, out = dict(mesh.shape), dict(allowed)
     experts = [i for i in base.times if base.graph.nodes[i].op == ROUTED_EXPERTS]
     for i in experts:
-        among = left.get(i) or base.reachable(i, candidates(base.rules[i], sizes, limits))
+        among = allowed.get(i) or base.reachable(i, candidates(base.rules[i], sizes, limits))
         out[i] = tuple(s for s in among if exchanges(base.rules[i], s))
     if not experts or not all(out[i] for i in experts):
         where = " x ".join(f"{a} {n}" for a, n in sizes.items())
@@ -151,24 +151,24 @@ def _following(
     kept, roles = list(splits), base.roles[i]
     for axis, claim in claims.items():
         done = [_role_of(axis, s, roles) for s in kept]
-        left = kept
+        remaining = kept
         if claim == "tensor":
-            left = [s for s, role in zip(kept, done, strict=True) if role != "data"]
-            left = (
-                left
+            remaining = [s for s, role in zip(kept, done, strict=True) if role != "data"]
+            remaining = (
+                remaining
                 if tensor == "any"
-                else _columns_or_rows(base, i, axis, left, tensor == "megatron-sp")
+                else _columns_or_rows(base, i, axis, remaining, tensor == "megatron-sp")
             )
         elif claim == REPLICATED:
-            left = [s for s in kept if axis not in s.used]
+            remaining = [s for s in kept if axis not in s.used]
         elif claim != "expert" or "expert" in roles.values():
             full = [s for s, role in zip(kept, done, strict=True) if role == claim]
-            left = (
+            remaining = (
                 full
                 if full and claim != "expert"
                 else [s for s, role in zip(kept, done, strict=True) if role in (claim, "")]
             )
-        kept = left if left or not fixed else kept
+        kept = remaining if remaining or not fixed else kept
     return tuple(kept)
 
 
@@ -189,12 +189,12 @@ def _columns_or_rows(
     (planner.analysis.columns_rows)."""
     roles, held = base.roles[i], _is_held(base, i)
     cut = [{roles.get(f, "") for f, axes in s.pairs if axis in axes} for s in splits]
-    left = [
+    allowed = [
         (s, c)
         for s, c in zip(splits, cut, strict=True)
         if "sequence" not in c or (positions and not held)
     ]
-    full = [s for s, c in left if c & {"tensor", "expert"}] if held else []
+    full = [s for s, c in allowed if c & {"tensor", "expert"}] if held else []
     if direction := directions(base.graph).get(i):
         results = {f for dim in base.rules[i].results[0] for f in dim}
         paired = [
@@ -203,7 +203,7 @@ def _columns_or_rows(
             if all((f in results) == (direction == COLUMNS) for f, axes in s.pairs if axis in axes)
         ]
         full = paired or full
-    return full or [s for s, _ in left]
+    return full or [s for s, _ in allowed]
 
 
 def _is_held(base: GraphFacts, i: int) -> bool:

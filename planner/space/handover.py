@@ -48,8 +48,12 @@ def least_handover_s(base: GraphFacts, pricer: Pricer, parts: int, passes: Sched
         chunks = passes.stages * passes.virtual_stages
         if passes.virtual_stages == 1:
             chunks, ticks = passes.stages // WIDEST + 1, passes.microbatches
-        at = sorted(base.places.values())
-        sizes = [at[chunks - 2] * pricer.itemsize("float32")] if len(at) > chunks - 2 else []
+        elements = sorted(base.places.values())
+        sizes = (
+            [elements[chunks - 2] * pricer.itemsize("float32")]
+            if len(elements) > chunks - 2
+            else []
+        )
     part = parts / max(passes.microbatches, 1) / prod(pricer.sizes.values())
     seconds = 0.0
     for size in sizes:

@@ -50,16 +50,16 @@ def live_spans(space: Space, kept: Kept, gathered: bool, apart: bool) -> list[Sp
     if large and turn[large[-1]] < last:
         end += 1
     starts = np.searchsorted(turn[large], np.arange(last + 2)).tolist()
-    state, saved, own = (_each(space, x) for x in (kept.state, kept.saved, kept.one_repeat))
+    state, saved, one_repeat = (_each(space, x) for x in (kept.state, kept.saved, kept.one_repeat))
     for k, (always, then) in enumerate(zip(state, saved, strict=True)):
         first = starts[turn[k]] if not behind[k] else 0
         if not first:
             spans.append((0, end, k, always + then))
             continue
         spans += [(0, end, k, always), (first, end, k, then)]
-    for k in np.flatnonzero([x.any() for x in own] * (turn < last)).tolist():
+    for k in np.flatnonzero([x.any() for x in one_repeat] * (turn < last)).tolist():
         first, until = starts[turn[k]], starts[turn[k] + 1]
-        spans += [(first, until, k, own[k])] * (until > first)
+        spans += [(first, until, k, one_repeat[k])] * (until > first)
     return [*spans, *_around(space, kept, works, end)] if gathered else spans
 
 
@@ -114,15 +114,15 @@ def _largest(
     parted = space.pricer.mesh.stages == 1
     turn = arrays_of(space).turn if parted else np.full(len(works), base.last_run)
     least = dict[int, float]()
-    for k, each in enumerate(works):
+    for k, work in enumerate(works):
         if not behind[k]:
-            least[turn[k]] = max(least.get(turn[k], 1.0), float(each.min()))
+            least[turn[k]] = max(least.get(turn[k], 1.0), float(work.min()))
     # Beside nothing that is made again, no more is there than when the last blocks are entered.
     floor = least.get(base.last_run, 1.0)
     large = [
         k
-        for k, each in enumerate(works)
-        if not behind[k] and each.max() >= max(least[turn[k]], 0.0 if turn[k] % 2 else floor)
+        for k, work in enumerate(works)
+        if not behind[k] and work.max() >= max(least[turn[k]], 0.0 if turn[k] % 2 else floor)
     ]
     return sorted(large, key=lambda k: turn[k]), turn
 
@@ -131,9 +131,12 @@ def _around(space: Space, kept: Kept, works: list[np.ndarray], end: int) -> Iter
     """What is there behind the blocks, one operator after the other, and before them."""
     after = np.flatnonzero(arrays_of(space).epilogue[arrays_of(space).first]).tolist()
     last = end + len(after)
-    for first, until, each in ((end, last, kept.after), (last, last + 1, kept.before)):
+    for first, until, of_options in ((end, last, kept.after), (last, last + 1, kept.before)):
         if until > first:
-            yield from ((first, until, k, own) for k, own in enumerate(_each(space, each)))
+            yield from (
+                (first, until, k, of_variable)
+                for k, of_variable in enumerate(_each(space, of_options))
+            )
     yield from ((end + time, end + time + 1, k, works[k]) for time, k in enumerate(after))
 
 

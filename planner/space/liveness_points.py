@@ -36,9 +36,9 @@ def gathered_beside(space: Space, zero: int, recompute: str) -> np.ndarray | flo
     are not scattered yet (planner.pricing.peak_memory). [options]"""
     if zero < 3 or space.pricer.runtime.kernels is not None:
         return 0.0
-    more = gathered_blocks(space.base, space.pricer) / GATHERED_BLOCKS - 1
-    more += scatters_later(space.base, space.pricer, recompute)
-    return more * arrays_of(space).gathered_bytes
+    factor = gathered_blocks(space.base, space.pricer) / GATHERED_BLOCKS - 1
+    factor += scatters_later(space.base, space.pricer, recompute)
+    return factor * arrays_of(space).gathered_bytes
 
 
 def beside_sums(space: Space, zero: int, micro: int) -> np.ndarray | float:
@@ -75,11 +75,12 @@ def gone_before(space: Space, saved: np.ndarray, one_repeat: np.ndarray) -> np.n
     base, turn = space.base, arrays_of(space).turn
     if not base.training or space.pricer.mesh.stages > 1:
         return np.zeros(base.last_run + 2)
-    kept, own = (
-        np.bincount(turn, each, minlength=base.last_run + 2) for each in (saved, one_repeat)
+    kept, own_bytes = (
+        np.bincount(turn, of_options, minlength=base.last_run + 2)
+        for of_options in (saved, one_repeat)
     )
-    own[base.last_run] = 0.0
-    gone: np.ndarray = kept[: base.last_run + 1].sum() - np.cumsum(kept) - own
+    own_bytes[base.last_run] = 0.0
+    gone: np.ndarray = kept[: base.last_run + 1].sum() - np.cumsum(kept) - own_bytes
     return gone
 
 
@@ -94,14 +95,14 @@ def above_saved(
     """Bytes at the peak of a program without a loop over blocks, above the activations that are
     saved."""
     arrays = arrays_of(space)
-    at = arrays.first + choice
-    costs = arrays.costs.take(at[[v.kind == "op" for v in space.variables]])
+    chosen = arrays.first + choice
+    costs = arrays.costs.take(chosen[[v.kind == "op" for v in space.variables]])
     whole, remaining = (
-        part[zero, at[trained.rows]]
+        part[zero, chosen[trained.rows]]
         for part in (arrays.costs.grad_buffer_bytes, arrays.costs.grad_remaining_bytes)
     )
     inputs, saved = costs.saved_input_bytes / pieces, costs.saved_bytes / pieces
-    given = float(inputs.sum())
+    input_bytes = float(inputs.sum())
     live = backward_liveness(
         space.base.passing,
         OperatorBytes(
@@ -119,9 +120,9 @@ def above_saved(
             micro,
             space.pricer.topology.device.kind == "gpu",
         ),
-        given,
+        input_bytes,
     )
-    return live.peak - given - float((saved - inputs).sum())
+    return live.peak - input_bytes - float((saved - inputs).sum())
 
 
 def variables_of_nodes(space: Space) -> np.ndarray:
@@ -137,6 +138,6 @@ def variables_of_nodes(space: Space) -> np.ndarray:
 def forward_bytes(space: Space, choice: np.ndarray) -> float:
     """The most bytes that a forward pass alone has beside weights and the graph's results."""
     arrays = arrays_of(space)
-    at = (arrays.first + choice)[variables_of_nodes(space)]
-    passing = passing_bytes(space.base.passing, arrays.costs.passing_bytes[at])
-    return float((passing + arrays.workspace[False, False][at]).max(initial=0.0))
+    chosen = (arrays.first + choice)[variables_of_nodes(space)]
+    passing = passing_bytes(space.base.passing, arrays.costs.passing_bytes[chosen])
+    return float((passing + arrays.workspace[False, False][chosen]).max(initial=0.0))

@@ -63,23 +63,23 @@ def _costs(space: Space, recompute: str) -> PolicyCosts:
             seconds[k] = v.costs.forward_s
     for tensor, repeats in demand.saved.items():
         k = space.op_of[base.shared[base.graph.producer[tensor]]]
-        each = bytes_of_value(space, tensor, k)
+        value_bytes = bytes_of_value(space, tensor, k)
         if values[tensor] not in away:
-            sizes[k] = sizes[k] + repeats * each
-            stacked[k] = stacked[k] + repeats * each * copied(base, tensor, space.pricer)
+            sizes[k] = sizes[k] + repeats * value_bytes
+            stacked[k] = stacked[k] + repeats * value_bytes * copied(base, tensor, space.pricer)
             continue
-        sent[k] = sent[k] + repeats * each
+        sent[k] = sent[k] + repeats * value_bytes
         if len(base.loops) == 1:  # of several blocks those of the largest are, whichever that is
-            on_way[k] = on_way[k] + PARKED_ARRAYS * each
+            on_way[k] = on_way[k] + PARKED_ARRAYS * value_bytes
     return PolicyCosts(demand, *map(np.concatenate, (seconds, sizes, sent, on_way, stacked)))
 
 
 def bytes_of_value(space: Space, tensor: str, k: int) -> np.ndarray:
     """Bytes of a device of a tensor under each option of its variable, at least. [options]"""
     base, mesh = space.base, space.pricer.sizes
-    i, held = base.graph.producer[tensor], base.graph.tensors[tensor]
+    i, value = base.graph.producer[tensor], base.graph.tensors[tensor]
     slot = [o for o in base.graph.nodes[i].outputs if o].index(tensor)
-    itemsize, order, rule = space.pricer.itemsize(held.dtype), tuple(mesh), base.rules[i]
+    itemsize, order, rule = space.pricer.itemsize(value.dtype), tuple(mesh), base.rules[i]
     itself = operator_of(base.graph.nodes[i].op).names_itself
 
     def kept(split: Split) -> float:
@@ -87,9 +87,9 @@ def bytes_of_value(space: Space, tensor: str, k: int) -> np.ndarray:
         if not itself and any(inner.axes(split, order) for inner in rule.inner):
             return 0.0  # its backward pass needs more: it is not saved
         if layout.partial:
-            return held.elements * itemsize / prod(mesh.values())
+            return value.elements * itemsize / prod(mesh.values())
         beside = named_beside(base, i, split, space.pricer)
-        shape = local_shape(held.shape, layout, mesh)
-        return space.pricer.stored_bytes(shape, held.dtype, base.kind_of(held.shape)) + beside
+        shape = local_shape(value.shape, layout, mesh)
+        return space.pricer.stored_bytes(shape, value.dtype, base.kind_of(value.shape)) + beside
 
     return np.array([kept(split) for split in space.variables[k].splits])

@@ -215,7 +215,7 @@ class Kinds:
             return 0.0
         readers = [k for k, _ in self.graph.consumers[operands[0]]]
         products = (factors(self.graph.nodes[k]) for k in readers)
-        return 1 / sum(not self._waiting.isdisjoint(each) for each in products)
+        return 1 / sum(not self._waiting.isdisjoint(operands) for operands in products)
 
     def _copied(self, i: int, shape: _Shape) -> dict[str, np.ndarray]:
         """The same as `_bytes_of`, but for what is copied into stacks of loops all 0."""
@@ -234,7 +234,7 @@ class Kinds:
         saved_collective = nothing
         saved = self._saved(i, shape, slack)
         if self._as_framework(i):
-            at_framework, left = self._saved_by_framework(i, shape, slack)
+            at_framework, remaining = self._saved_by_framework(i, shape, slack)
             entering = at_framework
             if i in base.repeated:
                 entering = saved["saved_bytes_remat"]
@@ -245,7 +245,7 @@ class Kinds:
                 "saved_bytes_one_repeat": at_framework / base.times[i] * (i in base.repeated),
                 "saved_bytes_remat": entering,
             }
-            saved_collective = left - entering  # below 0 of what reads all that enters
+            saved_collective = remaining - entering  # below 0 of what reads all that enters
         elif shape.results and (most := base.saved_collective_bytes(i, self.pricer.itemsize)):
             saved_collective = self.atlas.partial(shape.results[0]) * (
                 slack * most / prod(self.sizes.values())
@@ -327,8 +327,8 @@ class Kinds:
                 column if grad[slot] else list(map(atlas.without_grad_partial, column))
                 for slot, column in zip(slots, wanted, strict=True)
             ]
-            left = [self._layouts(rule, k, new, operand=False) for k in range(count)]
-            memo.update(zip(new, zip(*wanted, *left, strict=True), strict=True))
+            result_layouts = [self._layouts(rule, k, new, operand=False) for k in range(count)]
+            memo.update(zip(new, zip(*wanted, *result_layouts, strict=True), strict=True))
         rows = [atlas.column(column) for column in zip(*map(memo.__getitem__, splits), strict=True)]
         wants = dict(zip(slots, rows, strict=False))
         memo[id(splits)] = (
@@ -357,16 +357,17 @@ class Kinds:
         dims, reading = (
             (rule.operands[slot], rule.operand) if operand else (rule.results[slot], rule.result)
         )
-        told = {PENDING} if slot in rule.linear else set()
+        telling = {PENDING} if slot in rule.linear else set()
         if not operand:
-            told = {f for x in rule.inner for f in x.factor.split("+")}
-        at: dict[str, list[tuple[int, int]]] = {}
+            telling = {f for x in rule.inner for f in x.factor.split("+")}
+        dims_of: dict[str, list[tuple[int, int]]] = {}
         for d, dim in enumerate(dims):
             for k, f in enumerate(dim):
-                at.setdefault(f, []).append((d, k))
+                dims_of.setdefault(f, []).append((d, k))
         place = {
             choice: (
-                tuple([p for f in rule.members(choice) for p in at.get(f, ())]) or choice in told
+                tuple([p for f in rule.members(choice) for p in dims_of.get(f, ())])
+                or choice in telling
             )
             for choice in (*rule.choices, PENDING)
         }
@@ -412,13 +413,13 @@ class Kinds:
         t = self.graph.tensors[name]
         kind, share = self.base.kind_of(t.shape), kept_share(self.graph, name, self.pricer)
         if self.pricer.topology.device.tile and kind:
-            each = [
+            sizes = [
                 self.pricer.stored_bytes(
                     local_shape(t.shape, self.atlas.layouts[n], self.sizes), t.dtype, kind
                 )
                 for n in row.layouts
             ]
-            return share * np.array(each)[row.of]
+            return share * np.array(sizes)[row.of]
         return share * self.tables.local(t.shape, row)[row.of] * self.pricer.itemsize(t.dtype)
 
     def _saved(self, i: int, shape: _Shape, slack: float) -> dict[str, np.ndarray]:
@@ -429,24 +430,27 @@ class Kinds:
         saved = remat = one_repeat = epilogue = inputs = stacked = entering_stacks = np.zeros(
             len(shape.splits)
         )
-        for slot, own in (*enumerate(size.ins), *((-1 - k, n) for k, n in enumerate(size.outs))):
+        for slot, kept_bytes in (
+            *enumerate(size.ins),
+            *((-1 - k, n) for k, n in enumerate(size.outs)),
+        ):
             total, entering, first, after = base.saved_counts.get((i, slot), UNSAVED)
             if total or after:
-                one = own + saved_beside_of(base, i, slot, shape.splits, self.pricer)
+                one = kept_bytes + saved_beside_of(base, i, slot, shape.splits, self.pricer)
                 if (i, slot) in base.gathered:
                     one = one * reads_whole(base, i, shape.cuts)
-                own = one * slack
-                saved = saved + total * own
-                remat = remat + entering * stays * own
-                one_repeat = one_repeat + first * own
-                epilogue = epilogue + after * own
+                kept_bytes = one * slack
+                saved = saved + total * kept_bytes
+                remat = remat + entering * stays * kept_bytes
+                one_repeat = one_repeat + first * kept_bytes
+                epilogue = epilogue + after * kept_bytes
                 key = base.shared[i], slot
                 filled = self.pricer.fills_stacks and key not in base.copied_apart
                 if i in base.looped and base.training and not filled:
                     stacked = stacked + total * one
                     entering_stacks = entering_stacks + entering * stays * one
                 if base.written_out and slot >= 0 and node.inputs[slot] in self.graph.inputs:
-                    inputs = inputs + total * own
+                    inputs = inputs + total * kept_bytes
         return {
             "saved_bytes": saved,
             "saved_bytes_remat": remat,
@@ -468,8 +472,8 @@ class Kinds:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Bytes that a framework's program saves of a node's repeats, and those that recompute with
         saved collectives leaves of them."""
-        saved, left = option_bytes(self.base, i, shape.splits, shape.size.outs[0], self.pricer)
-        return self.base.times[i] * slack * saved, self.base.times[i] * slack * left
+        saved, remaining = option_bytes(self.base, i, shape.splits, shape.size.outs[0], self.pricer)
+        return self.base.times[i] * slack * saved, self.base.times[i] * slack * remaining
 
     def _own(
         self, i: int, needs: Sequence[LayoutColumn | None]
@@ -488,8 +492,8 @@ class Kinds:
         """What the weights cost that no other node reads."""
         cells = None
         for name, row, read_backward in self._own(i, needs):
-            own = self.weights.of(name, row.layouts, read_backward)[..., row.of]
-            cells = own if cells is None else cells + own
+            costs = self.weights.of(name, row.layouts, read_backward)[..., row.of]
+            cells = costs if cells is None else cells + costs
         return no_weights(options) if cells is None else WeightCosts.of(cells)
 
 

@@ -202,14 +202,14 @@ def _runs_again(space: Space) -> dict[str, np.ndarray]:
 def _waits_s(space: Space, recomputed: np.ndarray) -> dict[str, np.ndarray]:
     """SpaceArrays.waits_s. recomputed: whether an option's nodes run again with their blocks; with
     results of collectives saved they need not."""
-    each = np.array(
+    waits = np.array(
         [
             host_waits_s(space.base, v.node, space.pricer) if v.kind == "op" else (0.0, 0.0)
             for v in space.variables
         ]
     ).reshape(-1, 2)
     counts = np.array([[v.count] for v in space.variables]).reshape(-1, 1)
-    forward, backward = np.repeat(counts * each, [v.options for v in space.variables], axis=0).T
+    forward, backward = np.repeat(counts * waits, [v.options for v in space.variables], axis=0).T
     once = forward + backward
     return dict.fromkeys(RECOMPUTE, once) | {"block": once + recomputed * forward}
 

@@ -50,8 +50,12 @@ def _unlike(base: GraphFacts) -> tuple[int, ...]:
     graph, shared = base.graph, base.shared
 
     def met(name: str) -> object:
-        at = graph.producer.get(name)
-        return (shared[at], graph.nodes[at].outputs.index(name)) if at is not None else read(name)
+        maker = graph.producer.get(name)
+        return (
+            (shared[maker], graph.nodes[maker].outputs.index(name))
+            if maker is not None
+            else read(name)
+        )
 
     def read(name: str) -> object:
         return tuple(dict.fromkeys((shared[j], slot) for j, slot in graph.consumers.get(name, ())))
@@ -160,14 +164,16 @@ class Spread:
         """The layout a tensor has: its producer's, or for inputs and weights that of their first
         decided reader; () where nothing says."""
         graph, shared = self.base.graph, self.base.shared
-        at = graph.producer.get(name)
-        if at is None:
+        maker = graph.producer.get(name)
+        if maker is None:
             return self._wanted(name)
-        split = self.chosen.get(shared[at])
+        split = self.chosen.get(shared[maker])
         return (
             ()
             if split is None
-            else self._layout(at, [o for o in graph.nodes[at].outputs if o].index(name), split)
+            else self._layout(
+                maker, [o for o in graph.nodes[maker].outputs if o].index(name), split
+            )
         )
 
     def _wanted(self, name: str) -> Dims:

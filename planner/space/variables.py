@@ -88,9 +88,9 @@ class OptionCosts(WeightCosts):
         """Of ways to bring a tensor to other layouts: seconds, and costs of a weight that lies so;
         nothing of them is run again, saved, or a piece of the batch."""
         zeros = np.zeros(len(forward_s))
-        own = dict.fromkeys(OPTION_FIELDS, zeros) | vars(weights)
-        own |= {"forward_s": forward_s, "backward_s": backward_s, "not_recomputed_s": forward_s}
-        return cls(**own | {"max_batch_pieces": np.full(len(forward_s), np.inf)})
+        fields = dict.fromkeys(OPTION_FIELDS, zeros) | vars(weights)
+        fields |= {"forward_s": forward_s, "backward_s": backward_s, "not_recomputed_s": forward_s}
+        return cls(**fields | {"max_batch_pieces": np.full(len(forward_s), np.inf)})
 
 
 OPTION_FIELDS = tuple(f.name for f in fields(OptionCosts))

@@ -69,10 +69,14 @@ def dispatch_of(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> Dispa
     inner = inner_collectives(
         node, rule, split, base.grad, pricer.sizes, pricer.itemsize("float32")
     )
-    sent = [(each.axes, each.payload_bytes) for each in inner if each.of.kind == EXCHANGE]
+    sent = [
+        (collective.axes, collective.payload_bytes)
+        for collective in inner
+        if collective.of.kind == EXCHANGE
+    ]
     if not sent:
         return None
-    axes, rows_bytes = max(sent, key=lambda each: each[1])
+    axes, rows_bytes = max(sent, key=lambda exchange: exchange[1])
     if pricer.runtime.serves and (generates(base.graph) or not pricer.runtime.rows_once):
         return Dispatch(DISPATCH, axes, rows_bytes, 1.0)
     if not pricer.runtime.rows_once:
@@ -85,12 +89,12 @@ def dispatched(
 ) -> Iterator[CollectiveUse]:
     """Collectives with the exchanges of experts' rows as frameworks and engines make them."""
     i, _ = next(expert_nodes(base.graph), (-1, 0))
-    made = dispatch_of(base, i, flow.split(i), pricer) if i >= 0 else None
+    dispatch = dispatch_of(base, i, flow.split(i), pricer) if i >= 0 else None
     for use in uses:
-        if made is None or not use.inside or set(use.axes) != set(made.axes):
+        if dispatch is None or not use.inside or set(use.axes) != set(dispatch.axes):
             yield use
-        elif share := made.share(use.kind, use.payload_bytes, use.phase):
-            kind = made.kind if use.kind == EXCHANGE else use.kind
+        elif share := dispatch.share(use.kind, use.payload_bytes, use.phase):
+            kind = dispatch.kind if use.kind == EXCHANGE else use.kind
             yield replace(use, kind=kind, payload_bytes=int(use.payload_bytes * share))
 
 

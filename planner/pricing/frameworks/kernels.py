@@ -81,10 +81,10 @@ def _busiest(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> float:
 
 
 def _needs(
-    base: GraphFacts, i: int, each: Iterable[tuple[float, float, float]], pricer: Pricer
+    base: GraphFacts, i: int, per_split: Iterable[tuple[float, float, float]], pricer: Pricer
 ) -> Iterator[KernelNeed]:
-    """What node i needs under splits. each: of a split, the share of the work that the busiest
-    device has, and bytes of the node's local operands and results."""
+    """What node i needs under splits. per_split: of each split, the share of the work that the
+    busiest device has, and bytes of the node's local operands and results."""
     graph, node = base.graph, base.graph.nodes[i]
     whole, kind, products = base.rules[i].flops, role(graph, i), 1
     trained = base.training and any(o in base.grad for o in node.outputs)
@@ -101,7 +101,7 @@ def _needs(
     backward = base.backward.get(i, 1.0) if trained else 0.0
     dtype = compute_type(graph, i, pricer.recipe)
     causal = bool(node.attrs.get("causal")) and not node.attrs.get("window")
-    for share, ins, outs in each:
+    for share, ins, outs in per_split:
         flops = whole * share
         yield KernelNeed(
             role=kind,
@@ -132,14 +132,14 @@ def times(
     share = cuts.share(base.rules[i]).tolist()
     if operator_of(base.graph.nodes[i].op).busiest is not None:
         share = [
-            each * _busiest(base, i, split, pricer)
-            for each, split in zip(share, cuts.splits, strict=True)
+            part * _busiest(base, i, split, pricer)
+            for part, split in zip(share, cuts.splits, strict=True)
         ]
     work = list(zip(share, ins.tolist(), outs.tolist(), strict=True))
     alike = dict.fromkeys(work)  # splits that differ in what their axes are called cost the same
     known = {
-        each: kernel_times_s(need, device, kernels, pricer.rates)
-        for each, need in zip(alike, _needs(base, i, alike, pricer), strict=True)
+        case: kernel_times_s(need, device, kernels, pricer.rates)
+        for case, need in zip(alike, _needs(base, i, alike, pricer), strict=True)
     }
-    forward, backward = np.array([known[each] for each in work]).T
+    forward, backward = np.array([known[case] for case in work]).T
     return forward, backward

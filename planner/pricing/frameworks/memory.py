@@ -101,7 +101,7 @@ def _activations(
     base: GraphFacts, flow: Flow, stages: StageAssignment, pricer: Pricer
 ) -> _Activations:
     """What nodes leave, of the blocks those of the first."""
-    graph, left = base.graph, _Activations()
+    graph, activations = base.graph, _Activations()
     for i, node in enumerate(graph.nodes):
         place, kind = stages.place(i), role(graph, i)
         if place == BLOCKS and i >= stages.first + stages.period:
@@ -116,28 +116,32 @@ def _activations(
                 ),
                 default=size,
             )
-            left.norms_gathered[place] = left.norms_gathered.get(place, 0.0) + largest - size
+            activations.norms_gathered[place] = (
+                activations.norms_gathered.get(place, 0.0) + largest - size
+            )
         if kind == CROSS_ENTROPY:
             logits = node.inputs[0]
             whole = _local_elements(flow, logits, flow.need[i, 0])
             piece = _local_elements(flow, logits, flow.source[logits])
-            left.logits += whole
-            left.pieces += piece if piece < whole else 0
+            activations.logits += whole
+            activations.pieces += piece if piece < whole else 0
         elif place != AFTER or kind == "norm":  # the head's product leaves the logits
             remade = size if made_again(base, i, pricer.runtime) else 0.0
             if kind == ROUTED_EXPERTS:
                 size, remade = rows_bytes(base, i, flow.split(i), pricer)
-            left.results[place, kind] = left.results.get((place, kind), 0.0) + size
-            left.again[place, kind] = left.again.get((place, kind), 0.0) + remade
+            activations.results[place, kind] = activations.results.get((place, kind), 0.0) + size
+            activations.again[place, kind] = activations.again.get((place, kind), 0.0) + remade
         if kind == "attention":
             q, k, _ = (
                 local_shape(graph.tensors[n].shape, flow.need[i, slot], dict(flow.plan.mesh))
                 for slot, n in enumerate(node.inputs[:3])
             )
-            left.scores[place] = left.scores.get(place, 0.0) + q[0] * q[1] * q[2] * k[2]
+            activations.scores[place] = (
+                activations.scores.get(place, 0.0) + q[0] * q[1] * q[2] * k[2]
+            )
         if place == BLOCKS and kind == "residual":
-            left.entering = size
-    return left
+            activations.entering = size
+    return activations
 
 
 def rows_bytes(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
@@ -167,8 +171,8 @@ def option_bytes(
     if kind == ROUTED_EXPERTS:
         whole, again = np.array([rows_bytes(base, i, s, pricer) for s in splits]).T
         return saved * whole, saved * (whole - again)
-    left = stays(kind, kernels) if made_again(base, i, pricer.runtime) else saved
-    return saved * outs, min(saved, left) * outs
+    remaining = stays(kind, kernels) if made_again(base, i, pricer.runtime) else saved
+    return saved * outs, min(saved, remaining) * outs
 
 
 def _gathered(base: GraphFacts, flow: Flow, stages: StageAssignment, pricer: Pricer) -> float:

@@ -116,11 +116,11 @@ def _nodes_of_modules(graph: Graph) -> dict[str, frozenset[int]]:
 def _dense_layer(graph: Graph, i: int) -> frozenset[int]:
     """The nodes of the dense layer whose second product is node i: that, the products before it,
     and what goes element by element between them; empty where node i is none."""
-    between, first, left = set[int](), set[int](), [graph.nodes[i].inputs[0]]
+    between, first, stack = set[int](), set[int](), [graph.nodes[i].inputs[0]]
     if role(graph, i) not in PRODUCTS:
         return frozenset()
-    while left:
-        j = graph.producer.get(left.pop(), -1)
+    while stack:
+        j = graph.producer.get(stack.pop(), -1)
         if j < 0 or j in between:
             continue
         if role(graph, j) in PRODUCTS:
@@ -129,7 +129,7 @@ def _dense_layer(graph: Graph, i: int) -> frozenset[int]:
             return frozenset()
         else:
             between.add(j)
-            left += [name for name in graph.nodes[j].inputs if name]
+            stack += [name for name in graph.nodes[j].inputs if name]
     if not first or all(operator_of(graph.nodes[j].op).free for j in between):
         return frozenset()  # a product of a product is no layer with an activation
     return frozenset({i, *between, *first})

@@ -267,18 +267,14 @@ def _mask(find: Finder, one: _One, name: str) -> int | None:
 
 
 def _join(
-    find: Finder,
-    root: Op,
-    form: Form,
-    experts: Sequence[tuple[_One, str, str]],
-    rest: Sequence[str],
+    find: Finder, root: Op, form: Form, terms: Sequence[tuple[_One, str, str]], rest: Sequence[str]
 ) -> bool:
     """Replaces the sum by RoutedExperts once all experts are networks of one kind, reading the same
     rows."""
     layers: list[tuple[Product | None, Product, Product]] = []
     kinds: set[tuple[object, ...]] = set()
-    share = experts[0][1]
-    for one, _, result in experts:
+    share = terms[0][1]
+    for one, _, result in terms:
         down = one.product(result)
         hidden = None if down is None else one.hidden(down.rows)
         if down is None or hidden is None or down.part is not None:
