@@ -1,5 +1,5 @@
 """Attention with linear biases (ALiBi): scores fall with the distance of a key, by a slope of each
-head (BLOOM, MPT)."""
+head (BLOOM, Falcon, MPT)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ def slopes(heads: int, most: float) -> list[float]:
     return [2.0 ** (-most * step) for step in steps[:heads]]
 
 
-def by_distance(s: Scope, heads: int, most: float, keys: int) -> str:
-    """What is added to scores, [1, heads, keys, keys]: the slope times the key's position. It is
-    minus the slope times the distance but for a term of the query's, which softmax does not
-    see."""
-    table = s.net.constant(np.array(slopes(heads, most), np.float32).reshape(heads, 1, 1))
+def by_distance(s: Scope, heads: int, most: float, keys: int, scale: float = 1.0) -> str:
+    """What is added to scores, [1, heads, keys, keys]: the slope times the key's position, and
+    times `scale`. It is minus the slope times the distance but for a term of the query's, which
+    softmax does not see."""
+    own = np.array(slopes(heads, most), np.float32) * np.float32(scale)
+    table = s.net.constant(own.reshape(heads, 1, 1))
     place = s.op("Cast", positions(s, keys), to=1)
     one = s.op("Unsqueeze", s.op("Mul", place, table), s.ints(0))  # [1, heads, 1, keys]
     return s.op("Expand", one, s.ints(1, 1, keys, 1))  # onnxruntime wants a row per query

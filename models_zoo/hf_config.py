@@ -92,17 +92,28 @@ TEXTS: Mapping[str, tuple[str, dict[str, Any]]] = {
 """Text models that a wrapper's file names otherwise than the model type they are alike, and the
 defaults in which they differ."""
 _STATES = "layers whose state runs along the sequence and decays for each of its features apart"
-_INDEXER = "attention to keys that an indexer picks"
+_INDEXER = "attention to blocks of keys that an indexer picks"
+_STREAMS = "streams that pass by the layers and are mixed (hyper-connections)"
+_ALTUP = "per-layer embeddings and streams that are mixed (AltUp)"
 UNWRITTEN: Mapping[str, str] = {
-    "deepseek_v32": _INDEXER,
+    "bailing_hybrid": _STATES,
+    "deepseek_v4": f"{_STREAMS}, and {_INDEXER}",
     "falcon_mamba": _STATES,
-    "gemma3n": "per-layer embeddings and streams that are mixed (AltUp)",
-    "glm_moe_dsa": _INDEXER,
+    "gemma3n": _ALTUP,
+    "gemma3n_text": _ALTUP,
+    "glm5_next": f"{_STREAMS}, and {_STATES}",
+    "glm5_next_text": f"{_STREAMS}, and {_STATES}",
     "jamba": _STATES,
     "kimi_linear": _STATES,
     "mamba": _STATES,
+    "minimax_m3_vl": _INDEXER,
+    "minimax_m3_vl_text": _INDEXER,
+    "mistral_large4": f"latents that layers lend, and {_INDEXER}",
+    "mistral_large4_text": f"latents that layers lend, and {_INDEXER}",
     "mllama": "layers that attend to an image",
     "phi3small": "attention to blocks of keys",
+    "qwen4_exp": f"{_STREAMS}, embeddings of groups of tokens, and {_INDEXER}",
+    "qwen4_exp_text": f"{_STREAMS}, embeddings of groups of tokens, and {_INDEXER}",
 }
 """Model types that users have and the zoo does not write, and what it lacks for them."""
 _NEXT = "or export the model to ONNX (docs/exporting.md, examples/export_hf.py)"

@@ -20,6 +20,7 @@ _ACTS = {
     "gelu_fast": "gelu-tanh",
     "gelu": "gelu",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
 """What the library calls activations, and what the zoo does."""
 TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
@@ -268,7 +269,15 @@ def _exaone4(f: Fields) -> tuple[Family, Any]:
         f.data = {**f.data, "sliding_window_pattern": len(every)}
     near = windowed(f, fields["layers"], every=f.count("sliding_window_pattern", 4))
     # Layers that attend to everything have no positions, where others have a window.
-    return made(fields, qk_norm=True, norms="after", bare_every=near.get("full_every", 0), **near)
+    return made(fields, qk_norm=True, norms="after", bare_every=bare_where_full(f, near), **near)
+
+
+def bare_where_full(f: Fields, near: dict[str, Any]) -> int:
+    """LlamaConfig.bare_every where layers that attend to everything have no positions. near: of
+    `windowed`."""
+    if near.get("full_shift"):
+        raise f.bad("layer_types", "each n-th layer attending to everything")
+    return int(near.get("full_every", 0))
 
 
 def _hunyuan(f: Fields) -> tuple[Family, Any]:
@@ -292,9 +301,41 @@ def _internlm3(f: Fields) -> tuple[Family, Any]:
     return made(fields)
 
 
+def _apertus(f: Fields) -> tuple[Family, Any]:
+    fields = decoder(
+        f, ff=14336, kv_heads=None, vocab=131072, seq=65536, epsilon=1e-5, theta=1.2e7,
+        acts=("xielu",),
+    )  # fmt: skip
+    return made(fields, qk_norm=True, plain_mlp=True)
+
+
+def _cwm(f: Fields) -> tuple[Family, Any]:
+    layers = f.layers("num_hidden_layers", 64)
+    usual = ["sliding_attention" if i % 4 else "full_attention" for i in range(layers)]
+    f.data = {"layer_types": usual, **f.data}
+    fields = decoder(
+        f, hidden=6144, layers=64, heads=48, ff=21504, kv_heads=8, vocab=128256, seq=131072,
+        epsilon=1e-5, theta=1e6, head_dim=128,
+    )  # fmt: skip
+    return made(fields, **windowed(f, layers, window=8192))
+
+
+def _exaone(f: Fields) -> tuple[Family, Any]:
+    names = {
+        "num_layers": "num_hidden_layers",
+        "layer_norm_epsilon": "rms_norm_eps",
+        "activation_function": "hidden_act",
+    }
+    f.data = {names.get(key, key): value for key, value in f.data.items()}
+    return made(decoder(f, ff=14336, kv_heads=8, vocab=102400, seq=4096, epsilon=1e-5, theta=5e5))
+
+
 DENSE: Mapping[str, Read] = {
+    "apertus": _apertus,
     "arcee": _arcee,
+    "cwm": _cwm,
     "ernie4_5": _ernie,
+    "exaone": _exaone,
     "exaone4": _exaone4,
     "gemma": _gemma,
     "gemma2": _gemma2,
@@ -307,6 +348,7 @@ DENSE: Mapping[str, Read] = {
     "internlm3": _internlm3,
     "llama": _llama,
     "ministral3": _ministral3,
+    "ministral": _mistral,
     "mistral": _mistral,
     "olmo2": _olmo2,
     "olmo3": _olmo3,

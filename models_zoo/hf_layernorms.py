@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from models_zoo import llama
-from models_zoo.hf_decoders import GELU, TANH, Read, decoder, made
+from models_zoo.hf_decoders import GELU, TANH, Read, bare_where_full, decoder, made
 from models_zoo.hf_fields import Fields
 from models_zoo.hf_layers import windowed
 from models_zoo.spec import Family
@@ -65,7 +65,7 @@ def _cohere2(f: Fields) -> tuple[Family, Any]:
     near = windowed(f, fields["layers"], window=4096, every=f.whole("sliding_window_pattern", 4))
     if near.get("window_from"):
         raise f.bad("layer_types", "each n-th layer attending to everything")
-    return made(fields, bare_every=near.get("full_every", 0 if near else 1), **near)
+    return made(fields, bare_every=bare_where_full(f, near) if near else 1, **near)
 
 
 def _gpt_neox(f: Fields) -> tuple[Family, Any]:
@@ -83,7 +83,6 @@ def _gpt_neox(f: Fields) -> tuple[Family, Any]:
 
 
 def _falcon(f: Fields) -> tuple[Family, Any]:
-    f.only("alibi", False)
     newer = f.flag("new_decoder_architecture", False)
     heads = f.whole("num_attention_heads", 71)
     groups = (
@@ -96,6 +95,8 @@ def _falcon(f: Fields) -> tuple[Family, Any]:
         f, hidden=4544, heads=71, ff=wide, kv_heads=groups, vocab=65024, seq=2048, epsilon=1e-5,
         epsilon_key="layer_norm_epsilon", acts=GELU, act_key="activation", tied=True,
     )  # fmt: skip
+    if f.flag("alibi", False):
+        fields |= {"bare_every": 1, "alibi": 8.0, "alibi_scaled": True}
     bias, norms = f.flag("bias", False), f.whole("num_ln_in_parallel_attn", 2 if newer else 1)
     both = newer or f.flag("parallel_attn", True)
     return made(
@@ -106,6 +107,40 @@ def _falcon(f: Fields) -> tuple[Family, Any]:
         norm="layer",
         parallel="no" if not both else "two-norms" if newer and norms == 2 else "one-norm",
     )
+
+
+def _gptj(f: Fields) -> tuple[Family, Any]:
+    width = f.whole("n_embd", 4096)
+    heads = f.whole("n_head", 16)
+    each = width // heads
+    turned = f.whole("rotary_dim", min(64, each)) if f.data.get("rotary_dim", 1) else each
+    act = f.one_of("activation_function", "gelu_new", dict.fromkeys(TANH, "gelu-tanh"))
+    return llama.FAMILY, llama.LlamaConfig(
+        layers=f.layers("n_layer", 28),
+        hidden=width,
+        heads=heads,
+        kv_heads=heads,
+        ff=f.whole("n_inner", 4 * width) if f.data.get("n_inner") is not None else 4 * width,
+        vocab=f.whole("vocab_size", 50400),
+        seq=f.length("n_positions", 2048),
+        epsilon=f.number("layer_norm_epsilon", 1e-5),
+        rotary_dim=turned if turned != each else None,
+        tied=f.flag("tie_word_embeddings", False),
+        mlp_bias=True,
+        head_bias=True,
+        act=act,
+        plain_mlp=True,
+        norm="layer",
+        parallel="one-norm",
+    )
+
+
+def _jais2(f: Fields) -> tuple[Family, Any]:
+    fields = decoder(
+        f, hidden=3328, heads=26, ff=26624, kv_heads=None, vocab=150272, seq=8192, epsilon=1e-5,
+        epsilon_key="layer_norm_eps", acts=("relu2",), attention_bias=True,
+    )  # fmt: skip
+    return made(fields, mlp_bias=f.flag("mlp_bias", True), plain_mlp=True, norm="layer")
 
 
 def _nemotron(f: Fields) -> tuple[Family, Any]:
@@ -204,6 +239,8 @@ LAYER_NORMS: Mapping[str, Read] = {
     "cohere2": _cohere2,
     "falcon": _falcon,
     "gpt_neox": _gpt_neox,
+    "gptj": _gptj,
+    "jais2": _jais2,
     "nemotron": _nemotron,
     "mpt": _mpt,
     "olmo": _olmo,

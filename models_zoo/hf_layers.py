@@ -2,7 +2,7 @@
 model types share.
 
 A window is said by sliding_window and, of late, by a list layer_types with a word a layer. The zoo
-writes lists in which each n-th layer, or the layers up to one, attend to everything.
+writes lists in which every n-th layer, or the layers up to one, attend to everything.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _KINDS = {"full_attention": False, "sliding_attention": True, "chunked_attention
 
 
 def near_layers(f: Fields, layers: int, *, every: int = 0, first: int = 0) -> dict[str, Any] | None:
-    """Which layers see a window alone: {full_every, window_from} of the zoo, None where none does.
-    every, first: what the model type does where the file has no list (each `every`-th layer
-    attends to everything, and those before `first`)."""
+    """Which layers see a window alone: {full_every, full_shift} or {window_from} of the zoo, None
+    where none does. every, first: what the model type does where the file has no list (each
+    `every`-th layer attends to everything, and those before `first`)."""
     listed = f.data.get("layer_types")
     if listed is None:
         near = [not (every and (i + 1) % every == 0) and i >= first for i in range(layers)]
@@ -43,10 +43,13 @@ def _pattern(near: Sequence[bool]) -> dict[str, int] | None:
     start = near.index(True)
     if all(near[start:]):
         return {"window_from": start}
-    every = near.index(False, start) + 1
-    if start == 0 and all(flag == bool((i + 1) % every) for i, flag in enumerate(near)):
-        return {"full_every": every}
-    return None
+    first = near.index(False)
+    more = near.index(False, first + 1) if near.count(False) > 1 else 2 * first + 1
+    every = more - first
+    if any(flag == (i % every == first) for i, flag in enumerate(near)):
+        return None
+    shift = every - 1 - first
+    return {"full_every": every} | ({"full_shift": shift} if shift else {})
 
 
 def windowed(

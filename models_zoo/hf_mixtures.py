@@ -63,6 +63,14 @@ def _olmoe(f: Fields) -> tuple[Family, Any]:
 
 
 def _granitemoe(f: Fields) -> tuple[Family, Any]:
+    return _granite_experts(f, 0)
+
+
+def _granitemoeshared(f: Fields) -> tuple[Family, Any]:
+    return _granite_experts(f, f.count("shared_intermediate_size", 0))
+
+
+def _granite_experts(f: Fields, shared: int) -> tuple[Family, Any]:
     fields = decoder(f, ff=11008, kv_heads=None, seq=2048)
     return moe.FAMILY, moe.MoeConfig(
         **fields,
@@ -70,6 +78,7 @@ def _granitemoe(f: Fields) -> tuple[Family, Any]:
         experts=f.whole("num_local_experts", 8, limit=EXPERTS),
         top=f.whole("num_experts_per_tok", 2),
         expert_ff=fields["ff"],
+        shared_ff=shared,
     )
 
 
@@ -238,6 +247,7 @@ MIXTURES: Mapping[str, Read] = {
     "ernie4_5_moe": _ernie_moe,
     "gpt_oss": _gpt_oss,
     "granitemoe": _granitemoe,
+    "granitemoeshared": _granitemoeshared,
     "hunyuan_v1_moe": _hunyuan_moe,
     "llama4_text": _llama4,
     "minimax_m2": _minimax_m2,

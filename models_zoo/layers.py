@@ -107,13 +107,27 @@ def silu(s: Scope, x: str) -> str:
 
 
 def activation(s: Scope, x: str, name: str) -> str:
-    """silu, gelu, gelu-tanh, relu, or relu2: its square."""
+    """silu, gelu, gelu-tanh, relu, relu2: its square, or xielu, which has two parameters."""
     if name == "silu":
         return silu(s, x)
+    if name == "xielu":
+        return _xielu(s, x)
     if name in ("gelu", "gelu-tanh"):
         return s.op("Gelu", x, approximate="tanh") if name == "gelu-tanh" else s.op("Gelu", x)
     y = s.op("Relu", x)
     return s.op("Mul", y, y) if name == "relu2" else y
+
+
+def _xielu(s: Scope, x: str) -> str:
+    """b x + p x^2 where x > 0, else b x + n (exp(min(x, e)) - 1 - x), with b = 1/2, e = -1e-6, p
+    and n - b softplus of a weight each (Huang and Schlag 2024, arXiv:2411.13010)."""
+    p = s.op("Softplus", s.weight("alpha_p", 1, std=0.1, mean=0.2))
+    n = s.op("Add", s.op("Softplus", s.weight("alpha_n", 1, std=0.1, mean=-1.0)), s.f32(0.5))
+    low = s.op("Sub", s.op("Exp", s.op("Min", x, s.f32(-1e-6))), s.f32(1.0))
+    bent = s.op("Mul", s.op("Sub", low, x), n)
+    curved = s.op("Mul", s.op("Mul", x, x), p)
+    own = s.op("Where", s.op("Greater", x, s.f32(0.0)), curved, bent)
+    return s.op("Add", own, s.op("Mul", x, s.f32(0.5)))
 
 
 def positions(s: Scope, length: int) -> str:

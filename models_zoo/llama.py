@@ -59,16 +59,17 @@ class LlamaConfig:
     norm or by two.
 
     rotary_dim: features of a head that turn, by default all. window: keys that a query sees, of
-    those up to its own, in layers from window_from on but each full_every-th, 0 for all; chunk:
-    likewise, only keys of its own so many. local_theta: theta of these layers, 0 for the same.
-    bare_every: each such layer has no positions, 0 for none.
+    those up to its own, in layers from window_from on but each full_every-th (full_shift: so many
+    layers earlier), 0 for all; chunk: likewise, only keys of its own so many. local_theta: theta of
+    these layers, 0 for the same. bare_every: each such layer has no positions, 0 for none.
 
     attention_scale: by default width^-1/2. residual_scale, embedding_scale, head_scale multiply
     what each branch adds, the embedded tokens and the logits (Granite).
 
     attention_gate: what attention gives is multiplied by the sigmoid of one more projection
     (Qwen3-Next). alibi: scores are lowered by distance, by slopes of a head of which the least is 2
-    to the minus this; 0 for none. embedding_norm: embedded tokens pass a norm (BLOOM).
+    to the minus this; 0 for none; alibi_scaled: before they are scaled (Falcon). embedding_norm:
+    embedded tokens pass a norm (BLOOM).
 
     packed: positions of a sequence have the number of theirs (segment_ids), and see
     those of the same alone. cache: keys and values of earlier tokens are inputs
@@ -92,7 +93,7 @@ class LlamaConfig:
     rotary: Literal["spread", "op"] = "spread"
     qkv_bias: bool = False
     qk_norm: bool = False
-    act: Literal["silu", "gelu-tanh", "gelu", "relu", "relu2"] = "silu"
+    act: Literal["silu", "gelu-tanh", "gelu", "relu", "relu2", "xielu"] = "silu"
     scale_embedding: bool = False
     cap: float = 0.0
     packed: bool = False
@@ -109,6 +110,7 @@ class LlamaConfig:
     window: int = 0
     chunk: int = 0
     full_every: int = 0
+    full_shift: int = 0
     window_from: int = 0
     local_theta: float = 0.0
     bare_every: int = 0
@@ -119,6 +121,7 @@ class LlamaConfig:
     attention_gate: bool = False
     qk_norm_behind: bool = False
     alibi: float = 0.0
+    alibi_scaled: bool = False
     embedding_norm: bool = False
 
     @property
@@ -158,7 +161,7 @@ class LlamaConfig:
 
     def local(self, layer: int) -> bool:
         """Whether a layer's queries see a window or a chunk alone."""
-        every = bool(self.full_every) and (layer + 1) % self.full_every == 0
+        every = bool(self.full_every) and (layer + 1 + self.full_shift) % self.full_every == 0
         return bool(self.window or self.chunk) and layer >= self.window_from and not every
 
     def bare(self, layer: int) -> bool:
@@ -315,7 +318,7 @@ def _masks(s: Scope, net: Net, c: LlamaConfig, cache: Cache | None) -> dict[bool
         return {False: Masking(keys=cache.allowed), True: Masking(keys=near)}
     causal = causal_mask(s, c.seq) if c.decomposed or c.cap else ""
     if c.alibi:
-        bias = by_distance(s, c.heads, c.alibi, c.seq)
+        bias = by_distance(s, c.heads, c.alibi, c.seq, _scale(c) if c.alibi_scaled else 1.0)
         return dict.fromkeys((False, True), Masking(True, causal_mask=causal, bias=bias))
     segments = _segments(s, net, c) if c.packed else ""
     masks = {False: Masking(causal=True, causal_mask=causal, keys=segments)}
@@ -423,15 +426,19 @@ def _attention(
     if spread:
         k, v = (repeat_heads(s, x, c.kv_heads, groups, c.rows, c.width) for x in (k, v))
         groups = 1
-    scale = c.width**-0.5 if c.attention_scale is None else c.attention_scale
     context = attend(
-        s, q, k, v, groups=groups, scale=scale, mask=mask, decomposed=spread, cap=c.cap
+        s, q, k, v, groups=groups, scale=_scale(c), mask=mask, decomposed=spread, cap=c.cap
     )
     context = merge_heads(s, context, c.rows, c.heads * c.width)
     if c.attention_gate:
         gate = linear(s.at("gate_proj"), x, c.hidden, c.heads * c.width, bias=bias)
         context = s.op("Mul", context, s.op("Sigmoid", gate))
     return linear(s.at("o_proj"), context, c.heads * c.width, c.hidden, bias=c.attention_bias)
+
+
+def _scale(c: LlamaConfig) -> float:
+    """What scores are multiplied by."""
+    return c.width**-0.5 if c.attention_scale is None else c.attention_scale
 
 
 def _rms(s: Scope, x: str, c: LlamaConfig, width: int) -> str:

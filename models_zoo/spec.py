@@ -30,6 +30,7 @@ _MAY_BE_ZERO = frozenset(
         "window",
         "chunk",
         "full_every",
+        "full_shift",
         "window_from",
         "bare_every",
         "types",

@@ -3,6 +3,7 @@ write otherwise is undone here, value by value."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,6 +56,52 @@ def _qwen(name: str, x: np.ndarray, c: dict[str, Any]) -> Iterator[tuple[str, np
         yield name.replace("shared_expert.", "shared_experts."), turned
 
 
+def latent(tensors: Tensors, c: dict[str, Any]) -> Tensors:
+    """Latent attention whose rotary features lie side by side: here those half of them apart.
+    Without indexers, which choose all keys of a short sequence."""
+    tensors = {name: x for name, x in tensors.items() if ".indexer." not in name}
+    turned = {
+        name: _apart(x, c) if re.search(r"(q_b_proj|kv_a_proj_with_mqa)\.weight$", name) else x
+        for name, x in tensors.items()
+    }
+    return pairs(turned, c)
+
+
+def _apart(x: np.ndarray, c: dict[str, Any]) -> np.ndarray:
+    """Rows of a projection, the last ones of each head in two halves."""
+    rope, heads = c["qk_rope_head_dim"], c["num_attention_heads"]
+    each = x.reshape(heads if x.shape[1] == c["q_lora_rank"] else 1, -1, x.shape[1])
+    first, last = np.split(each, [each.shape[1] - rope], axis=1)
+    last = last.reshape(len(each), rope // 2, 2, -1).swapaxes(1, 2).reshape(last.shape)
+    return np.concatenate([first, last], axis=1).reshape(x.shape)
+
+
+def gptj(tensors: Tensors, config: dict[str, Any]) -> Tensors:
+    """Names of LlamaConfig's modules, and the first `rotary_dim` features of a head in two
+    halves."""
+    words = (
+        (r"^transformer\.wte", "model.embed_tokens"),
+        (r"^transformer\.ln_f", "model.norm"),
+        (r"^transformer\.h\.", "model.layers."),
+        (r"\.attn\.out_proj", ".self_attn.o_proj"),
+        (r"\.attn\.", ".self_attn."),
+        (r"\.ln_1\.", ".input_layernorm."),
+        (r"\.fc_in\.", ".up_proj."),
+        (r"\.fc_out\.", ".down_proj."),
+    )
+    found: Tensors = {}
+    for name, x in tensors.items():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads, turned = config["n_head"], config["rotary_dim"]
+            first, last = np.split(x.reshape(heads, -1, x.shape[1]), [turned], axis=1)
+            first = first.reshape(heads, turned // 2, 2, -1).swapaxes(1, 2).reshape(first.shape)
+            x = np.concatenate([first, last], axis=1).reshape(x.shape)
+        for pattern, word in words:
+            name = re.sub(pattern, word, name)
+        found[name] = np.ascontiguousarray(x.T if x.ndim == 2 and "embed" not in name else x)
+    return found
+
+
 def pairs(tensors: Tensors, config: dict[str, Any]) -> Tensors:
     """Rotary positions turn features that lie side by side: here those half a head apart. Names as
     ERNIE 4.5 has them."""
@@ -77,9 +124,14 @@ def pairs(tensors: Tensors, config: dict[str, Any]) -> Tensors:
 
 
 BY_HAND: dict[str, Callable[[Tensors, dict[str, Any]], Tensors]] = {
+    "deepseek_v32": latent,
     "ernie4_5_moe": pairs,
+    "glm_moe_dsa": latent,
+    "gptj": gptj,
+    "mistral4": latent,
     "qwen3_5_moe_text": qwen_delta,
     "qwen3_5_text": qwen_delta,
     "qwen3_next": qwen_delta,
+    "youtu": latent,
 }
 """Model type -> its checkpoint as the zoo has it."""

@@ -49,7 +49,119 @@ _EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
 }
+_TURNED = {"rope_type": "default", "rope_theta": 10000.0}
+_ROUTED: dict[str, Any] = {
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+}
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
+    "apertus": {**_SMALL, "model_type": "apertus", "rope_parameters": _TURNED},
+    "cwm": {
+        **_SMALL,
+        "model_type": "cwm",
+        "rope_parameters": _TURNED,
+        "head_dim": 16,
+        "num_hidden_layers": 5,
+        "sliding_window": 5,
+    },
+    "deepseek_v32": {
+        **_SMALL,
+        **_LATENT,
+        **_ROUTED,
+        "model_type": "deepseek_v32",
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "exaone": {
+        **{k: v for k, v in _SMALL.items() if k != "num_hidden_layers"},
+        "model_type": "exaone",
+        "num_layers": 2,
+    },
+    "exaone_moe": {
+        **_SMALL,
+        **{k: v for k, v in _ROUTED.items() if k[0] == "m"},
+        "model_type": "exaone_moe",
+        "head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 5,
+        "sliding_window_pattern": 3,
+    },
+    "falcon-alibi": {
+        "model_type": "falcon",
+        "hidden_size": 64,
+        "num_attention_heads": 4,  # a power of two: the library rounds slopes to two bytes
+        "num_hidden_layers": 2,
+        "vocab_size": 96,
+        "alibi": True,
+        "bias": True,
+        "multi_query": False,
+        "parallel_attn": False,
+    },
+    "glm_moe_dsa": {
+        **_SMALL,
+        **_LATENT,
+        **_ROUTED,
+        "model_type": "glm_moe_dsa",
+        "first_k_dense_replace": 1,
+        "index_n_heads": 4,
+    },
+    "gptj": {
+        "model_type": "gptj",
+        "n_embd": 64,
+        "n_head": 4,
+        "n_layer": 2,
+        "n_positions": 32,
+        "rotary_dim": 8,
+        "vocab_size": 96,
+    },
+    "granitemoeshared": {
+        **_SMALL,
+        "model_type": "granitemoeshared",
+        "num_local_experts": 4,
+        "shared_intermediate_size": 32,
+        "attention_multiplier": 0.1,
+        "residual_multiplier": 0.5,
+    },
+    "hy_v3": {
+        **_SMALL,
+        "model_type": "hy_v3",
+        "head_dim": 16,
+        "moe_intermediate_size": 24,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "jais2": {**_SMALL, "model_type": "jais2"},
+    "minicpm3": {**_SMALL, **_LATENT, "model_type": "minicpm3", "dim_model_base": 32},
+    "mistral4": {
+        **_SMALL,
+        **_LATENT,
+        **_ROUTED,
+        "model_type": "mistral4",
+        "architectures": ["Mistral4ForCausalLM"],
+        "first_k_dense_replace": 1,
+        "rope_parameters": {
+            "rope_type": "linear",
+            "factor": 1.0,
+            "rope_theta": 10000.0,
+            "llama_4_scaling_beta": 0.1,
+            "partial_rotary_factor": 0.4,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+    "solar_open": {**_SMALL, **_ROUTED, "model_type": "solar_open", "head_dim": 16},
+    "youtu": {**_SMALL, **_LATENT, "model_type": "youtu"},
     "bamba": {**_SMALL, **_SPACE, "model_type": "bamba", "attn_layer_indices": [1]},
     "granitemoehybrid": {
         **_SMALL,
@@ -289,6 +401,8 @@ ENCODERS: dict[str, dict[str, Any]] = {
 ALL = CONFIGS | ENCODERS
 HEADS = ("lm_head.weight", "decoder.weight", "proj_out.weight", "vocab_projector.weight")
 """What a checkpoint of tied tables lacks."""
+CONSTANTS = (".act_fn.beta", ".act_fn.eps")
+"""Of a checkpoint, what is the same in every model (Apertus)."""
 
 
 def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -325,7 +439,8 @@ def _golden(config: dict[str, Any]) -> dict[str, Any]:
 
     fields = {k: v for k, v in config.items() if k != "model_type"}
     made = transformers.AutoConfig.for_model(config["model_type"], **fields)
-    made._attn_implementation = "eager"
+    # Falcon's plain attention adds what lowers scores to a mask that has it already.
+    made._attn_implementation = "sdpa" if config.get("alibi") else "eager"
     names = config.get("architectures")
     model = (
         getattr(transformers, names[0])(made)
@@ -335,6 +450,7 @@ def _golden(config: dict[str, Any]) -> dict[str, Any]:
     model = model.float().eval()
     tied = getattr(made, "tie_word_embeddings", False)
     state = {k: v for k, v in model.state_dict().items() if not (tied and k in HEADS)}
+    state = {k: v for k, v in state.items() if not k.endswith(CONSTANTS)}
     with torch.no_grad():
         for name, value in state.items():
             value.copy_(torch.from_numpy(drawn(name, tuple(value.shape))))

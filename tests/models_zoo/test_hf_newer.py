@@ -11,11 +11,13 @@ import pytest
 
 import planner
 from models_zoo.hf_config import _read, from_config
+from planner.cli import main
 from planner.errors import PlanError
 from planner.reader import read_model
 from planner.verify import worker
+from tests.interop.test_pretrained import load, save
 
-from .hf_golden import ALL, CONFIGS
+from .hf_golden import ALL, CONFIGS, drawn
 from .test_hf import notes, write
 from .test_run import close, first, inputs
 from .test_zoo import parameters
@@ -44,7 +46,40 @@ GEMMA_4_31B: dict[str, Any] = {
     "sliding_window": 1024,
     "use_bidirectional_attention": "vision",
 }
+LING_MINI: dict[str, Any] = {
+    "model_type": "bailing_moe",
+    "architectures": ["BailingMoeV2ForCausalLM"],
+    "first_k_dense_replace": 1,
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "moe_intermediate_size": 512,
+    "moe_router_enable_expert_bias": True,
+    "n_group": 8,
+    "num_attention_heads": 16,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 20,
+    "num_key_value_heads": 4,
+    "num_shared_experts": 1,
+    "partial_rotary_factor": 0.5,
+    "topk_group": 4,
+    "use_bias": False,
+    "use_qk_norm": True,
+    "vocab_size": 157184,
+}
 PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
+    (
+        "apertus-8b",
+        {"model_type": "apertus", "intermediate_size": 21504, "num_key_value_heads": 8},
+        8_053_338_176,
+    ),
+    (
+        "apertus-70b",
+        {"model_type": "apertus", "hidden_size": 8192, "intermediate_size": 43008,
+         "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8},
+        70_599_864_480,
+    ),
     (
         "bloom",
         {"model_type": "bloom", "hidden_size": 14336, "n_layer": 70, "num_attention_heads": 112},
@@ -52,6 +87,8 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
     ),
     ("bloom-7b1", {"model_type": "bloom", "n_embed": 4096, "n_layer": 30, "n_head": 32},
      7_069_016_064),
+    ("cwm", {"model_type": "cwm"}, 32_581_097_472),
+    ("deepseek-v3.2", {"model_type": "deepseek_v32"}, 671_877_944_064 - 61 * 13_959_424),
     (
         "dots.llm1",
         {"model_type": "dots1", "hidden_size": 4096, "head_dim": 128, "n_shared_experts": 2,
@@ -67,6 +104,22 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
          "moe_intermediate_size": 3584, "moe_k": 8, "moe_num_shared_experts": 0,
          "moe_layer_start_index": 3, "tie_word_embeddings": False},
         299_484_163_264,
+    ),
+    ("exaone-3.0-7.8b", {"model_type": "exaone"}, 7_818_448_896),
+    (
+        "k-exaone-236b-a23b",
+        {"model_type": "exaone_moe", "hidden_size": 6144, "intermediate_size": 18432,
+         "num_hidden_layers": 48, "num_attention_heads": 64, "num_key_value_heads": 8,
+         "head_dim": 128, "vocab_size": 153600, "num_experts": 128, "moe_intermediate_size": 2048,
+         "sliding_window": 128, "sliding_window_pattern": "LLLG"},
+        236_571_156_352,
+    ),
+    (
+        "falcon-rw-1b",
+        {"model_type": "falcon", "alibi": True, "vocab_size": 50304, "hidden_size": 2048,
+         "num_hidden_layers": 24, "num_attention_heads": 32, "bias": True,
+         "parallel_attn": False, "multi_query": False},
+        1_311_625_216,
     ),
     ("gemma-4-31b", GEMMA_4_31B, 30_697_345_280 + 60),
     (
@@ -86,6 +139,9 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
                          "use_double_wide_mlp": True, "final_logit_softcapping": 30.0}},
         4_628_569_344 + 35,
     ),
+    ("glm-5", {"model_type": "glm_moe_dsa"}, 743_911_218_432 - 78 * 9_371_904),
+    ("gpt-j-6b", {"model_type": "gptj"}, 6_050_882_784),
+    ("hy3", {"model_type": "hy_v3"}, 295_033_543_488),
     (
         "hunyuan-7b",
         {"model_type": "hunyuan_v1_dense", "intermediate_size": 14336, **HUNYUAN},
@@ -105,6 +161,10 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
         7_737_708_544,
     ),
     ("internlm3-8b", {"model_type": "internlm3", "bias": False, "qkv_bias": False}, 8_804_241_408),
+    ("jais-2-8b", {"model_type": "jais2"}, 8_090_401_280),
+    ("ling-mini-2.0", LING_MINI, 16_255_643_392),
+    ("minicpm3-4b", {"model_type": "minicpm3"}, 4_073_875_968),
+    ("mistral-small-4", {"model_type": "mistral4"}, 118_972_826_624),
     (
         "mpt-30b",
         {"model_type": "mpt", "d_model": 7168, "n_heads": 64, "n_layers": 48, "vocab_size": 50432,
@@ -137,6 +197,7 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
         {"model_type": "phimoe", "attention_bias": True, "lm_head_bias": True},
         41_873_153_344,
     ),
+    ("solar-open-100b", {"model_type": "solar_open"}, 102_651_799_552),
     ("stablelm-3b-4e1t", {"model_type": "stablelm"}, 2_795_443_200),
     (
         "stablelm-2-12b",
@@ -159,9 +220,12 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
          "decoder_ffn_dim": 5120, "vocab_size": 51866, "num_mel_bins": 128},
         808_878_080,
     ),
+    ("youtu-llm-2b", {"model_type": "youtu"}, 1_961_560_064),
 ]  # fmt: skip
 """Name, fields as published, parameters of transformers 5.24's own model of them (of InternLM 2 as
-its checkpoint has them), buffers of routers, and Gemma 4's factor a layer, counted."""
+its checkpoint has them; of Ling, whose card says 16.26 billion, as its own code has them), buffers
+of routers, and Gemma 4's factor a layer, counted; less the indexers of each layer of DeepSeek V3.2
+and GLM-5."""
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row[0])
@@ -172,6 +236,17 @@ def test_a_published_config_has_the_published_parameters(
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "apertus", "hidden_act": "silu"}, "one of xielu"),
+    ({"model_type": "bailing_moe", "use_bias": True}, "use_bias"),
+    ({"model_type": "deepseek_v32", "q_lora_rank": None}, "q_lora_rank"),
+    (
+        {"model_type": "exaone_moe", "num_hidden_layers": 4, "sliding_window": 8,
+         "layer_types": ["full_attention", "sliding_attention"] * 2},
+        "each n-th layer",
+    ),
+    ({"model_type": "glm_moe_dsa", "index_topk_pattern": "FSX"}, "78 letters of F and S"),
+    ({"model_type": "hy_v3", "mlp_layer_types": ["sparse", "dense"]}, "mlp_layer_types"),
+    ({"model_type": "mistral4", "n_group": 2}, "n_group"),
     ({"model_type": "bloom", "apply_residual_connection_post_layernorm": True}, "post_layernorm"),
     ({"model_type": "bloom", "n_head": 0}, "n_head"),
     ({"model_type": "distilbert", "sinusoidal_pos_embds": True}, "sinusoidal_pos_embds"),
@@ -236,6 +311,12 @@ def test_slopes_are_of_heads_and_no_parameters(tmp_path: Path) -> None:
     assert not masks & graph.trainable
 
 
+def test_what_bends_an_activation_is_trained(tmp_path: Path) -> None:
+    graph = read_model(from_config(write(tmp_path, CONFIGS["apertus"]), {"seq": "16"}), batch=2)
+    own = {n for n in graph.weights if ".act_fn.alpha_" in graph.labels[n]}
+    assert len(own) == 6 and set(graph.weights) == graph.trainable
+
+
 def test_an_encoder_sees_no_padding(tmp_path: Path) -> None:
     model = from_config(write(tmp_path, ALL["modernbert"]), {"weights": "inline", "seq": "16"})
     feeds = inputs(model, 1)
@@ -264,9 +345,51 @@ def test_that_training_draws_experts_is_said(tmp_path: Path) -> None:
     assert "training would draw them" in notes(from_config(write(tmp_path, CONFIGS["phimoe"])))
 
 
+def test_a_checkpoint_of_ling_is_read(tmp_path: Path) -> None:
+    small = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "moe_intermediate_size": 24,
+             "num_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+             "vocab_size": 96}  # fmt: skip
+    config = write(tmp_path, {**LING_MINI, **small})
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (64,),
+        "post_attention_layernorm.weight": (64,),
+        "attention.query_key_value.weight": (128, 64),
+        "attention.query_layernorm.weight": (16,),
+        "attention.key_layernorm.weight": (16,),
+        "attention.dense.weight": (64, 64),
+    }
+    dense = {"gate_proj": (48, 64), "up_proj": (48, 64), "down_proj": (64, 48)}
+    sparse = {"gate_proj": (24, 64), "up_proj": (24, 64), "down_proj": (64, 24)}
+    shapes = {
+        "model.word_embeddings.weight": (96, 64),
+        "model.norm.weight": (64,),
+        "lm_head.weight": (96, 64),
+        **{f"model.layers.{i}.{name}": shape for i in (0, 1) for name, shape in layer.items()},
+        **{f"model.layers.0.mlp.{name}.weight": shape for name, shape in dense.items()},
+        "model.layers.1.mlp.gate.weight": (4, 64),
+        "model.layers.1.mlp.gate.expert_bias": (4,),
+        **{
+            f"model.layers.1.mlp.{expert}.{name}.weight": shape
+            for expert in ("shared_experts", *(f"experts.{e}" for e in range(4)))
+            for name, shape in sparse.items()
+        },
+    }
+    tensors = {name: drawn(name, shape) for name, shape in shapes.items()}
+    save(tmp_path / "model.safetensors", tensors)
+    out = tmp_path / "w.safetensors"
+    assert main(["weights", str(config), "--from", str(tmp_path), "-o", str(out)]) == 0
+    read = load(out)
+    assert sum(x.size for x in read.values()) == parameters(from_config(config))
+    fused = tensors["model.layers.1.attention.query_key_value.weight"]
+    close(read["model.layers.1.self_attn.k_proj.weight"], fused[64:96].T)
+
+
 PROGRAMS = [
+    ("apertus", "tp=2,dp=4", "shard_map"),
     ("bloom", "tp=2,dp=4", "shard_map"),
     ("bloom", "tp=2,dp=4", "jit"),
+    ("falcon-alibi", "tp=2,dp=4", "shard_map"),
     ("gemma4", "tp=2,dp=4", "shard_map"),
     ("gemma4-experts", "expert=2,tp=2,dp=2", "shard_map"),
     ("gpt_bigcode", "tp=2,dp=4", "shard_map"),

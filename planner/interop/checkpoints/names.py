@@ -55,6 +55,7 @@ _RENAMED = (
     (re.compile(r"(.*\bmlp)\.shared_experts\.(.*)"), r"\1.shared_expert.\2"),
     (re.compile(r"(.*\b)mlp\.gate\.weight"), r"\1block_sparse_moe.gate.weight"),
     (re.compile(r"(.*\b)mlp\.gate\.weight"), r"\1block_sparse_moe.router.layer.weight"),
+    (re.compile(r"(.*\b)mlp\.gate\.weight"), r"\1block_sparse_moe.router.weight"),
     (
         re.compile(r"(.*\b)mlp\.gate\.e_score_correction_bias"),
         r"\1block_sparse_moe.e_score_correction_bias",
@@ -74,7 +75,9 @@ _RENAMED = (
     (re.compile(r"(.*\b)mlp\.((?:gate|up|down)_proj\..*)"), r"\1feed_forward.\2"),  # Bamba
     (re.compile(r"(.*\b)post_attention_layernorm\.weight"), r"\1pre_ff_layernorm.weight"),
     (
-        re.compile(r"(.*\b)(?:mlp|block_sparse_moe\.shared_experts)\.down_proj\.weight"),
+        re.compile(
+            r"(.*\b)(?:mlp|block_sparse_moe\.shared_experts|mlp\.shared_experts)\.down_proj\.weight"
+        ),
         r"\1shared_mlp.output_linear.weight",
     ),
     (re.compile(r"h\.(\d+)\.attn\.(.*)"), r"decoder.layers.\1.self_attn.\2"),  # OPT
@@ -135,6 +138,12 @@ _RENAMED = (
     (re.compile(r"(.*\b)self_attn\.o_proj\.(weight|bias)"), r"\1attention.dense.\2"),
     (re.compile(r"(.*\bmlp)\.up_proj\.(weight|bias)"), r"\1.dense_h_to_4h.\2"),
     (re.compile(r"(.*\bmlp)\.down_proj\.(weight|bias)"), r"\1.dense_4h_to_h.\2"),
+    (re.compile(r"(.*\b)input_layernorm\.weight"), r"\1attention_layernorm.weight"),  # Apertus
+    (re.compile(r"(.*\b)post_attention_layernorm\.weight"), r"\1feedforward_layernorm.weight"),
+    (re.compile(r"(.*\b)self_attn\.q_norm\.weight"), r"\1attention.query_layernorm.weight"),  # Ling
+    (re.compile(r"(.*\b)self_attn\.k_norm\.weight"), r"\1attention.key_layernorm.weight"),
+    (re.compile(r"(.*\bmlp\.gate)\.e_score_correction_bias"), r"\1.expert_bias"),
+    (re.compile(r"(.*\bmlp)\.gate\.e_score_correction_bias"), r"\1.e_score_correction_bias"),
     (re.compile(r"embed_tokens\.weight"), "word_embeddings.weight"),  # BLOOM
     (re.compile(r"embed_layernorm\.(.*)"), r"word_embeddings_layernorm.\1"),
     (re.compile(r"layers\.(\d+\.(?:input|post_attention)_layernorm\..*)"), r"h.\1"),
@@ -146,7 +155,9 @@ _RENAMED = (
 _HEADS = re.compile(r"(.*\battn)\.([qkv])_proj\.(weight|bias)")
 _ROWS = re.compile(r"(.*\bself_attn)\.([qkv])_proj\.(weight|bias)")
 _HALVES = re.compile(r"(.*\bmlp)\.(gate|up)_proj\.(weight|bias)")
-_SHARED = re.compile(r"(.*\b)(?:mlp|block_sparse_moe\.shared_experts)\.(gate|up)_proj\.weight")
+_SHARED = re.compile(
+    r"(.*?\b)(?:mlp|block_sparse_moe\.shared_experts|mlp\.shared_experts)\.(gate|up)_proj\.weight"
+)
 _OF_LAYER = re.compile(
     r"layers\.(\d+)\.((?:embed_tokens_per_layer|per_layer_model_projection)\.weight)"
 )
@@ -227,6 +238,8 @@ def ways(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[Want
         for whole in wholes if queries == keys else ():  # GPT-NeoX, BLOOM
             fused = f"{whole}.query_key_value.{rows[3]}"
             yield [Want(fused, "qkv".index(rows[2]), 3, by_head=True)]
+        if queries != keys:  # Ling
+            yield [Want(f"{block}attention.query_key_value.{rows[3]}", rows_of=rows[2])]
     if halves := _HALVES.fullmatch(name):
         yield [Want(f"{halves[1]}.gate_up_proj.{halves[3]}", int(halves[2] == "up"), 2)]
         yield [Want(f"{halves[1]}.Wi.{halves[3]}", int(halves[2] == "up"), 2)]  # ModernBERT
