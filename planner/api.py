@@ -212,9 +212,9 @@ def _plan(
     taken = assumptions(model, request, machine.hardware, machine.topology)
     if machine.calibrate_with:
         taken = (assumed(read_anchor(machine.calibrate_with), model.name), *taken)
-    made = compose(model, request, result, provenance, taken)
+    best = compose(model, request, result, provenance, taken)
     if target is None or result.stopped:
-        return made
+        return best
     from planner.verify.confirm import confirmed
 
     def smaller(most_bytes: int) -> Strategy | None:
@@ -222,12 +222,12 @@ def _plan(
         other = _within(most_bytes, model, request, result, answer.progress)
         return None if other is None else compose(model, request, other, provenance, taken)
 
-    def tell(said: str) -> None:
+    def tell(line: str) -> None:
         """Progress beside the step that stands."""
         if answer.progress:
-            answer.progress(said, made.cost.step_time_s, None)
+            answer.progress(line, best.cost.step_time_s, None)
 
-    return confirmed(made, smaller, source, target, backend=step.backend or "shard_map", tell=tell)
+    return confirmed(best, smaller, source, target, backend=step.backend or "shard_map", tell=tell)
 
 
 def _without_annotations(search: SearchOptions) -> SearchOptions:

@@ -117,10 +117,10 @@ def traced(
     try:
         closed = jax.make_jaxpr(fn)(params, *inputs)
     except Exception as e:  # the user's function may raise anything
-        said = f"{type(e).__name__}: {e}".partition("\n")[0]
+        reason = f"{type(e).__name__}: {e}".partition("\n")[0]
         raise PlanError(
             "P195",
-            f"the function cannot be traced: {said}",
+            f"the function cannot be traced: {reason}",
             help=["jax.make_jaxpr(fn)(params, ...) says more"],
         ) from e
     words = list(inspect.signature(fn).parameters)
@@ -133,8 +133,8 @@ def traced(
 
 def _as_it_is(pins: Any) -> Pins:
     """Pins, and what jax.jit does: one microbatch, nothing computed again."""
-    given = pins if isinstance(pins, Pins) else parse_pins(pins)
-    return replace(given, techniques={"microbatches": 1, "recompute": "none", **given.techniques})
+    pinned = pins if isinstance(pins, Pins) else parse_pins(pins)
+    return replace(pinned, techniques={"microbatches": 1, "recompute": "none", **pinned.techniques})
 
 
 def _leaf(path: Any, aval: Any, words: list[str]) -> Value:

@@ -37,12 +37,12 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0
     rows = [["", "files", "size", "at most"]]
-    held = known.held()
+    sizes_by_name = known.held()
     for name, most in (
         ("searches and readings", MOST_BYTES),
         ("tables of moves", MOST_TABLES_BYTES),
     ):
-        sizes = held[name]
+        sizes = sizes_by_name[name]
         rows.append(
             [
                 name,

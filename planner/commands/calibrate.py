@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     if target.exists() and not args.force:
         raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
     if args.runs:
-        given = [
+        measuring = [
             name
             for name, value in (
                 ("--devices", args.devices),
@@ -28,10 +28,10 @@ def run(args: argparse.Namespace) -> int:
             )
             if value
         ]
-        if given:
+        if measuring:
             raise PlanError(
                 "P182",
-                f"--runs measures nothing here: {given[0]} says nothing to it",
+                f"--runs measures nothing here: {measuring[0]} says nothing to it",
                 help=["leave it out"],
             )
         return _learn(args, target)
@@ -75,8 +75,8 @@ def _learn(args: argparse.Namespace, target: Path) -> int:
     from planner.calibrate.profile import text
     from planner.support.atomic_write import write_atomically
 
-    rows, left = prepared(read(Path(args.runs)), args.hardware or "")
-    learned = learn(rows, left)
+    rows, left_out = prepared(read(Path(args.runs)), args.hardware or "")
+    learned = learn(rows, left_out)
     name = args.hardware or rows[0].case.topology.device.name
     content = text(
         table(learned, name, target.stem, Path(args.runs).name),
@@ -85,7 +85,7 @@ def _learn(args: argparse.Namespace, target: Path) -> int:
     write_atomically(target, content)
     for x in learned:
         console.data("\n".join((x.line(), *(f"  {rate:<12}{change}" for rate, change in x.rows()))))
-    for why, n in left.items():
+    for why, n in left_out.items():
         console.say(f"left out: {n} runs: {why}")
     console.say(
         f"wrote {target}   next: plan MODEL --devices N --hardware {target} --runtime"

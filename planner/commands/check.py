@@ -67,13 +67,13 @@ def run(args: argparse.Namespace) -> int:
         baseline=args.against,
         cache=known,
     )
-    said = (
+    output = (
         text(report, console.width(), console.colour(sys.stdout))
         if args.format == "text"
         else FORMATS[args.format](report)
     )
     for name, file in writes:
         write_atomically(file, FORMATS[name](report) + "\n")
-    console.data(said)
+    console.data(output)
     tell(known)
     return NO_PLAN if "best" in report.reasons else 0 if report.ok else FINDING

@@ -42,20 +42,20 @@ def pins(args: argparse.Namespace) -> Any:
     strategy of --mode manual, stand alone."""
     from planner.pins.pins import joined_pins
 
-    given = tuple(dict.fromkeys(args.pin or ()))
-    if len(given) > 1 and args.mode == "manual":
+    named = tuple(dict.fromkeys(args.pin or ()))
+    if len(named) > 1 and args.mode == "manual":
         raise PlanError(
             "P059",
-            "--mode manual takes one strategy, and --pin names " + " and ".join(map(repr, given)),
-            help=[f"--pin {given[0]}"],
+            "--mode manual takes one strategy, and --pin names " + " and ".join(map(repr, named)),
+            help=[f"--pin {named[0]}"],
         )
-    if len(given) > 1 and "annotated" in given:
+    if len(named) > 1 and "annotated" in named:
         raise PlanError(
             "P003",
             "--pin annotated takes the model's own annotations, and another --pin is beside it",
             help=["leave one of them"],
         )
-    return joined_pins(given)
+    return joined_pins(named)
 
 
 def unusual(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
@@ -78,8 +78,8 @@ def cache(args: argparse.Namespace) -> Cache | None:
 
 def tell(known: Cache | None) -> None:
     """Say which searches were spared, and where none can be kept."""
-    if known is not None and (said := known.said()):
-        console.say(said)
+    if known is not None and (text := known.said()):
+        console.say(text)
     if known is not None and known.faults.told:
         console.say(
             f"the cache failed and was left aside ({known.faults.told[0]}): a fault of the"

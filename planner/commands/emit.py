@@ -25,14 +25,14 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "-":
         from planner.emit.from_strategy import program
 
-        made = program(strategy, source, backend=args.backend, unroll=args.unroll)
-        if made.constants:
+        emitted = program(strategy, source, backend=args.backend, unroll=args.unroll)
+        if emitted.constants:
             raise PlanError(
                 "P063",
                 "this program reads constants from a file beside it, so it cannot go to stdout",
                 help=["-o FILE.py"],
             )
-        console.data(made.text)
+        console.data(emitted.text)
         return 0
     target = Path(args.output or f"{files.stem(source).replace('-', '_')}.py")
     written = write_program(

@@ -44,21 +44,21 @@ def export(args: argparse.Namespace) -> int:
         )
     source = files.model_of(strategy, args.strategy, args.model)
     with console.live(True, "pricing what is rounded"):
-        made = hand_over(strategy, source, to, Path(args.output or "").suffix)
+        handover = hand_over(strategy, source, to, Path(args.output or "").suffix)
     try:
-        refuse_dear(made, to, strategy, str(source))
+        refuse_dear(handover, to, strategy, str(source))
     except PlanError:
-        console.say(cost_of(made))
+        console.say(cost_of(handover))
         raise
     if args.output in (None, "-"):
-        console.data(made.text)
-        console.say(cost_of(made))
+        console.data(handover.text)
+        console.say(cost_of(handover))
         return 0
     target = _new_file(args)
-    write_atomically(target, made.text)
-    console.data(cost_of(made) + "\n")
+    write_atomically(target, handover.text)
+    console.data(cost_of(handover) + "\n")
     options = " ".join(options_of(strategy, configured=True))
-    read = " ".join([str(target), *made.behind])
+    read = " ".join([str(target), *handover.behind])
     console.say(f"wrote {target}   next: plan import {read} --model {source} {options}")
     return 0
 
@@ -82,26 +82,26 @@ def _export_serving(args: argparse.Namespace) -> int:
             "P003", "export for which engine?", help=[f"--to {' or --to '.join(ENGINES)}"]
         )
     choose("to", args.to, tuple(ENGINES))
-    made = hand_over(Serving.load(args.strategy), args.to)
+    handover = hand_over(Serving.load(args.strategy), args.to)
     if args.output in (None, "-"):
-        console.data(made.text)
-        console.say(made.cost)
+        console.data(handover.text)
+        console.say(handover.cost)
         return 0
     target = _new_file(args)
-    write_atomically(target, made.text)
-    console.data(made.cost + "\n")
+    write_atomically(target, handover.text)
+    console.data(handover.cost + "\n")
     console.say(f"wrote {target}   next: MODEL=... bash {shlex.quote(str(target))}")
     return 0
 
 
-def cost_of(made: Handover) -> str:
+def cost_of(handover: Handover) -> str:
     """What handing over costs, a line a rounding, each beside the one before; then what has no
     price."""
     from costmodels.hardware.units import show_bytes, show_time
     from planner.support.text import table
 
     rows, before = [["", "step", "change", "memory", "fits"]], 0.0
-    for row in made.rows:
+    for row in handover.rows:
         if row.cost is None:
             rows.append([row.reason, "no price", "", "", row.why])
             continue
@@ -119,8 +119,8 @@ def cost_of(made: Handover) -> str:
     return "\n".join(
         [
             *table(rows, right=(1, 2, 3)),
-            *(f"not said there, not priced: {x}" for x in made.inexpressible),
-            *(f"not said there: {x}" for x in made.to_set),
+            *(f"not said there, not priced: {x}" for x in handover.inexpressible),
+            *(f"not said there: {x}" for x in handover.to_set),
         ]
     )
 
@@ -229,8 +229,8 @@ def precision_of(
     where no other is asked for. Nothing where neither says one."""
     from planner.interop.price import precision_under
 
-    said = args.precision or precision_under(runtime, configuration.settings.precision)
-    return {"precision": said} if said else {}
+    precision = args.precision or precision_under(runtime, configuration.settings.precision)
+    return {"precision": precision} if precision else {}
 
 
 def _refuse_contradictions(args: argparse.Namespace, configuration: Configuration) -> None:
@@ -262,31 +262,34 @@ def annotate(args: argparse.Namespace) -> int:
     target = Path(args.output or f"{files.stem(source)}.annotated.onnx")
     if target.exists() and not args.force:
         raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
-    made = annotated(strategy, source)
-    write_atomically(target, made.model.SerializeToString())
-    said = (
-        [f"{_plural(made.pending, 'result')} pending, written as reduced"] if made.pending else []
+    annotated_model = annotated(strategy, source)
+    write_atomically(target, annotated_model.model.SerializeToString())
+    notes = (
+        [f"{_plural(annotated_model.pending, 'result')} pending, written as reduced"]
+        if annotated_model.pending
+        else []
     )
-    said += (
+    notes += (
         [
-            f"{_plural(len(made.beyond), 'split')} in the metadata alone:"
-            f" {', '.join(made.beyond[:3])}" + (" ..." if len(made.beyond) > 3 else "")
+            f"{_plural(len(annotated_model.beyond), 'split')} in the metadata alone:"
+            f" {', '.join(annotated_model.beyond[:3])}"
+            + (" ..." if len(annotated_model.beyond) > 3 else "")
         ]
-        if made.beyond
+        if annotated_model.beyond
         else []
     )
     if target.parent.resolve() != Path(source).parent.resolve() and any(
-        t.external_data for t in made.model.graph.initializer
+        t.external_data for t in annotated_model.model.graph.initializer
     ):
-        said.append(
+        notes.append(
             f"its weights stay where they are: the file reads them beside itself, as {source} does"
         )
-    for note in said:
+    for note in notes:
         console.say(f"note: {note}")
     onward = f"   next: plan {target} {machine_of(strategy)} --pin annotated"
     if strategy.techniques.get("islands"):
         onward = ""  # islands follow from --hardware, and are not pinned
-    console.say(f"wrote {target}: {made.nodes} nodes annotated{onward}")
+    console.say(f"wrote {target}: {annotated_model.nodes} nodes annotated{onward}")
     return 0
 
 
@@ -300,11 +303,11 @@ def machine_of(strategy: Strategy) -> str:
     from planner.search.options import DEFAULT_HARDWARE, DEFAULT_PRECISION, DEFAULT_RUNTIME
 
     hardware, runtime = recorded_name(strategy.topology), strategy.workload["runtime"]
-    said = [f"--devices {strategy.topology['devices']}"]
-    said += [f"--hardware {hardware}"] if hardware != DEFAULT_HARDWARE else []
+    options = [f"--devices {strategy.topology['devices']}"]
+    options += [f"--hardware {hardware}"] if hardware != DEFAULT_HARDWARE else []
     precision = strategy.workload["precision"]
-    said += [f"--runtime {runtime}"] if runtime != DEFAULT_RUNTIME else []
-    return " ".join([*said, *([f"--precision {precision}"] * (precision != DEFAULT_PRECISION))])
+    options += [f"--runtime {runtime}"] if runtime != DEFAULT_RUNTIME else []
+    return " ".join([*options, *([f"--precision {precision}"] * (precision != DEFAULT_PRECISION))])
 
 
 def _provenance(args: argparse.Namespace, started: float) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def explain(args: argparse.Namespace) -> int:
     if len(names) > 1:
         from planner.support.text import hang
 
-        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        also = f"{args.node!r} also means {', '.join(names[1:4])}{more}"
+        rest = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        also = f"{args.node!r} also means {', '.join(names[1:4])}{rest}"
         console.say("\n".join(hang("", also, columns)))
     return 0
 
@@ -195,9 +195,9 @@ def _nodes(text: str) -> list[int]:
 
 def _slow(text: str) -> tuple[int, float]:
     """A node and its share of speed. Raises PlanError P003."""
-    node, _, said = text.partition("=")
+    node, _, share_text = text.partition("=")
     try:
-        share = float(said)
+        share = float(share_text)
     except ValueError:
         share = 0.0
     if not (node.isascii() and node.isdecimal() and len(node) < 10 and 0.01 <= share <= 1):
@@ -234,11 +234,11 @@ def _minimal_pins(args: argparse.Namespace, strategy: Strategy) -> int:
     base = repriced.base
     nodes = fewest(base, Mesh(repriced.mesh.inner), {c: repriced.flow.split(c) for c in base.times})
     console.data(pins_file(strategy, nodes).rstrip())
-    said = (
+    text = (
         f"{len(nodes)} of {len(base.times)} decisions written: with this plan's options,"
         f" propagation makes the others ({len(base.graph.nodes):,} nodes)"
     )
-    console.say("\n".join(hang("", said, console.width())))
+    console.say("\n".join(hang("", text, console.width())))
     source = quote(str(strategy.provenance.get("source", "MODEL")))
     by_hand = replace(strategy, provenance={**strategy.provenance, "mode": "propagate"})
     typed = f"next: plan {source} {' '.join(options_of(by_hand))} --pin FILE.toml"

@@ -52,12 +52,12 @@ def run(args: argparse.Namespace) -> int:
                 ),
             )
             return said_ended(job)
-        own = (
+        own_servers = (
             args.local
             and (strategy.workload.get("training") or {}).get("tables") == "server"
             and "--tables" not in job.arguments
         )
-        return supervised(args, job, hosts or local_hosts(job), job.processes if own else 0)
+        return supervised(args, job, hosts or local_hosts(job), job.processes if own_servers else 0)
 
 
 def _check(args: argparse.Namespace, strategy: Strategy) -> tuple[Host, ...]:

@@ -74,7 +74,7 @@ def make_job(
     )  # a key of a ConfigMap, and a word of scripts
     program = folder / f"{plain}{f'_{devices}' * several}.py"
     write_program(strategy, source, program, args.backend, False, args.force)
-    own = (
+    folder_option = (
         ()
         if source.startswith("zoo:") or "--model-folder" in args.arguments
         else ("--model-folder", str(Path(source).resolve().parent))
@@ -86,7 +86,7 @@ def make_job(
         devices=devices,
         processes=processes,
         virtual=bool(args.cpu or args.local),
-        arguments=(*own, *args.arguments),
+        arguments=(*folder_option, *args.arguments),
     )
 
 
@@ -104,10 +104,10 @@ def check_ways(args: argparse.Namespace) -> None:
         "--hostfile"
     ] * bool(args.hostfile)
     if len(ways) != 1:
-        given = " and ".join(ways) or "none of them"
+        ways_text = " and ".join(ways) or "none of them"
         raise PlanError(
             "P206",
-            f"one of --local, --nnodes, --hostfile and --to says where to run; given: {given}",
+            f"one of --local, --nnodes, --hostfile and --to says where to run; given: {ways_text}",
             help=["plan launch model.plan.json --local 2"],
         )
     if args.to:
@@ -128,14 +128,14 @@ def check_meant(args: argparse.Namespace, strategy: Strategy) -> None:
     """A program alone takes a few steps on random data, to be tried: nobody means that of a
     cluster, nor so few steps of data of theirs, so both say how far to train. Raises PlanError
     P214."""
-    said = {word.partition("=")[0] for word in args.arguments}
-    trial = bool(args.cpu or args.local) and not args.to and "--data" not in said
-    if strategy.workload["kind"] != "train" or "--steps" in said or trial:
+    options = {word.partition("=")[0] for word in args.arguments}
+    trial = bool(args.cpu or args.local) and not args.to and "--data" not in options
+    if strategy.workload["kind"] != "train" or "--steps" in options or trial:
         return
     way = next(f"--{way}" for way in ("to", "nnodes", "hostfile", "local") if getattr(args, way))
     devices, on = (
         int(strategy.topology["devices"]),
-        ("the data" if "--data" in said else "random data"),
+        ("the data" if "--data" in options else "random data"),
     )
     raise PlanError(
         "P214",
@@ -175,10 +175,10 @@ def _value(arguments: Sequence[str], option: str) -> str:
 def lost_with_a_pod(arguments: Sequence[str], volume: str) -> list[str]:
     """`OPTION PATH` of what a program writes into its pod's own file system, which goes with the
     pod: the volume is mounted at /data."""
-    told = ((option, _value(arguments, option)) for option in WRITES)
+    written = ((option, _value(arguments, option)) for option in WRITES)
     return [
         f"{option} {path}"
-        for option, path in told
+        for option, path in written
         if path and "://" not in path and not (volume and Path("/data") in Path(path).parents)
     ]
 
@@ -269,18 +269,18 @@ def supervised(
             f"tables lie on {servers} server{'s' * (servers > 1)} here   logs:"
             f" {folder}/server-*.log"
         )
-    made = []
+    processes = []
     for i, host in enumerate(hosts):
         words, log = job.command(python, program, coordinator, str(i)), folder / f"rank-{i}.log"
         if local[i]:
-            made.append(Process(i, words, log))
+            processes.append(Process(i, words, log))
             continue
         variables = [f"{k}={v}" for k, v in job.environment().items()]
         remote = f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*variables, *words])}"
-        made.append(
+        processes.append(
             Process(i, ("ssh", "-tt", "-o", "BatchMode=yes", host.name, remote), log, host.name)
         )  # -tt: what runs there ends with the connection
-    supervise(made, _environment(job), args.timeout, console.data, servers=serving)
+    supervise(processes, _environment(job), args.timeout, console.data, servers=serving)
     return said_ended(job)
 
 

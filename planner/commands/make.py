@@ -194,7 +194,7 @@ def _refuse_typed(args: argparse.Namespace) -> None:
             solver=args.solver,
             objective=args.objective,
             optimizer=args.optimizer,
-            pins=None if (given := pins(args)) == "annotated" else given,
+            pins=None if (pinned := pins(args)) == "annotated" else pinned,
             incremental=args.incremental,
             cache=cache(args),
         )
@@ -282,20 +282,20 @@ def _manual(args: argparse.Namespace) -> Strategy:
             "--mode manual checks and prices a given strategy: which one?",
             help=["--pin strategy.json"],
         )
-    given = [name for name in RECORDED if getattr(args, name) is not None]
-    given += unusual(args, ANSWERED)
-    if given:
+    typed = [name for name in RECORDED if getattr(args, name) is not None]
+    typed += unusual(args, ANSWERED)
+    if typed:
         raise PlanError(
             "P059",
             "--mode manual takes machine and workload from the strategy:"
-            f" --{given[0].replace('_', '-')} says them again",
+            f" --{typed[0].replace('_', '-')} says them again",
             help=["change them in the strategy file, or plan again"],
         )
     given_plan = files.load(args.pin[0])
-    made = manual(given_plan, args.model)
+    strategy = manual(given_plan, args.model)
     moved = [
         n
-        for n, row in made.tensors.items()
+        for n, row in strategy.tensors.items()
         if n in given_plan.tensors and given_plan.tensors[n]["layout"] != row["layout"]
     ]
     if moved and not args.quiet:
@@ -303,4 +303,4 @@ def _manual(args: argparse.Namespace) -> Strategy:
             f"note: layouts follow from the splits of nodes; {len(moved)} in the file did not and"
             f" are written anew, first {moved[0]}"
         )
-    return made
+    return strategy

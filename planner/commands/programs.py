@@ -73,21 +73,21 @@ def write_files(
     folder = is_folder(target, standalone)
     weights = (target / MODEL if folder else target).with_suffix(".safetensors")
     model = open_model()
-    made = make(weights.name, _from(target.parent, model))
+    emitted = make(weights.name, _from(target.parent, model))
     names = inline_weights(model.plain, model.folder)
 
     def write_weights(path: Path) -> None:
-        _write_safetensors(path, made.constants, model.plain, names, model.folder)
+        _write_safetensors(path, emitted.constants, model.plain, names, model.folder)
 
-    some = write_weights if made.constants or names else None
+    some = write_weights if emitted.constants or names else None
     if folder:
-        written = write_folder(target, made.model, some)
+        written = write_folder(target, emitted.model, some)
     else:
         if some:
             some(weights)
-        write_atomically(target, made.text)
+        write_atomically(target, emitted.text)
         written = [str(target), *([str(weights)] if some else [])]
-    for reason in made.unrolled_because:
+    for reason in emitted.unrolled_because:
         console.say(f"note: a repeated block is written out: {reason}")
     return written
 

@@ -65,9 +65,9 @@ def asked(args: argparse.Namespace) -> bool:
         )
         if args.cache_type != "compute":
             alone = alone or f"--cache-type {args.cache_type}"
-        more = (*TARGETS, *BESIDE)
+        beside = (*TARGETS, *BESIDE)
         alone = alone or next(
-            (f"--{n.replace('_', '-')}" for n in more if getattr(args, n) is not None), ""
+            (f"--{n.replace('_', '-')}" for n in beside if getattr(args, n) is not None), ""
         )
         alone = alone or ("--pools" if args.pools else "")
         alone = alone or ("--devices fewest" if args.devices == "fewest" else "")
@@ -147,7 +147,7 @@ def run(args: argparse.Namespace, target: Path | None) -> int:
         refuse_other(Path(args.emit), args.force)
     objective, known = "throughput" if args.objective == "step" else args.objective, cache(args)
     with console.live(not args.quiet) as line:
-        made = serve(
+        plan = serve(
             args.model,
             prompt=args.prompt or 1,
             generate=args.generate or 1,
@@ -170,41 +170,41 @@ def run(args: argparse.Namespace, target: Path | None) -> int:
             cache=known,
         )
     if target:
-        made.save(target)
+        plan.save(target)
     if args.json:
-        console.data(made.to_json())
+        console.data(plan.to_json())
     elif not args.quiet:
-        _print(made)
+        _print(plan)
     written = [str(target)] if target else []
     if args.emit:
-        written += write(made, args.model, Path(args.emit), args.force)
+        written += write(plan, args.model, Path(args.emit), args.force)
     if not args.quiet and written:
         console.say(
             f"wrote {', '.join(written)}"
-            + (f"   next: {_next(made, target)}" if target and not args.emit else "")
+            + (f"   next: {_next(plan, target)}" if target and not args.emit else "")
         )
     if not args.quiet:
         tell(known)
     return 0
 
 
-def _next(made: Serving, target: object) -> str:
+def _next(plan: Serving, target: object) -> str:
     """The command that makes something of a plan's file."""
-    engine = made.shape.engine
+    engine = plan.shape.engine
     return f"plan export {target} --to {engine}" if engine else f"plan emit {target}"
 
 
-def _print(made: Serving) -> None:
+def _print(plan: Serving) -> None:
     from planner.serving.report import summary
 
-    console.data(summary(made, console.width(), console.colour(sys.stdout)) + "\n")
+    console.data(summary(plan, console.width(), console.colour(sys.stdout)) + "\n")
 
 
 def show(args: argparse.Namespace) -> int:
     """`plan show` of a serving plan."""
     from planner.serving.result import Serving
 
-    made = Serving.load(args.strategy)
+    plan = Serving.load(args.strategy)
     if other := next((n for n in ("trace", "png", "other") if getattr(args, n)), ""):
         raise PlanError(
             "P223",
@@ -219,13 +219,13 @@ def show(args: argparse.Namespace) -> int:
         spare(Path(args.html), b"<!doctype html>")
         views = [
             View(letter, what, s, None, "")
-            for letter, what, s in (("A", "prompts", made.prompts), ("B", "step", made.step))
+            for letter, what, s in (("A", "prompts", plan.prompts), ("B", "step", plan.step))
         ]
         write_text(args.html, page(views), "open it in a browser")
     elif args.json:
-        console.data(made.to_json())
+        console.data(plan.to_json())
     else:
-        _print(made)
+        _print(plan)
     return 0
 
 
@@ -233,14 +233,14 @@ def emit(args: argparse.Namespace) -> int:
     """`plan emit` of a serving plan."""
     from planner.serving.result import Serving
 
-    made = Serving.load(args.strategy)
+    plan = Serving.load(args.strategy)
     if args.backend != "shard_map":
         raise PlanError(
             "P224",
             f"serving programs are written for shard_map, not for {args.backend}",
             help=["leave out --backend"],
         )
-    source = files.model_of(made.step, args.strategy, args.model)
+    source = files.model_of(plan.step, args.strategy, args.model)
     if args.output == "-":
         raise PlanError(
             "P063",
@@ -249,24 +249,24 @@ def emit(args: argparse.Namespace) -> int:
             help=["-o FILE.py"],
         )
     target = Path(args.output or f"{files.stem(source).replace('-', '_')}.py")
-    written = write(made, source, target, args.force, args.standalone)
+    written = write(plan, source, target, args.force, args.standalone)
     console.say(
         f"wrote {', '.join(written)}   next: python {target} --virtual-devices"
-        f" {made.step.topology['devices']}"
+        f" {plan.step.topology['devices']}"
     )
     return 0
 
 
 def write(
-    made: Serving, source: str, target: Path, force: bool, standalone: bool = False
+    plan: Serving, source: str, target: Path, force: bool, standalone: bool = False
 ) -> list[str]:
     """Write the program and what it needs beside it; the names written."""
     from planner.commands.programs import write_files
     from planner.serving.serve import program, reopened
 
     return write_files(
-        lambda weights, folder: program(made, source, weights_file=weights, model_folder=folder),
-        lambda: reopened(made, source, quantized=False)[0],
+        lambda weights, folder: program(plan, source, weights_file=weights, model_folder=folder),
+        lambda: reopened(plan, source, quantized=False)[0],
         target,
         force,
         standalone,

@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
     asked, points = _asked(args), _points(args)
     paid = _by_hardware(prices(args.price), [p.hardware for p in points])
-    sweeper = Sweeper(args.model, _common(args), lambda said: console.live(True, said), api.plan)
+    sweeper = Sweeper(args.model, _common(args), lambda line: console.live(True, line), api.plan)
     rows: list[Row] = []
     stopped = ended = False
     keep = _keeper(args)
@@ -236,13 +236,13 @@ def _points(args: argparse.Namespace) -> list[Point]:
     )
     no_counts = args.devices in (None, FEWEST)
     counts: list[int | None] = [None] if no_counts else [*series(args.devices)]
-    own = _own_devices(args, hardware)
+    devices_of = _own_devices(args, hardware)
     if args.scaling is not None:
         choose("scaling", args.scaling, ("strong", "weak"))
     _refuse_contradictions(args)
     combinations = itertools.product(hardware, itertools.product(*dims), batches, counts)
     points = [
-        Point(h, None if named_slice(h)[1] else n or own.get(h), d, b, args.tokens_per_step)
+        Point(h, None if named_slice(h)[1] else n or devices_of.get(h), d, b, args.tokens_per_step)
         for h, d, b, n in combinations
     ]
     points = list(dict.fromkeys(points))
@@ -278,8 +278,8 @@ def _own_devices(args: argparse.Namespace, hardware: list[str]) -> dict[str, int
     from planner.machine.tpu_slices import named_slice
     from planner.whatif.sweep import own_devices
 
-    own = {h: own_devices(h) for h in hardware} if args.devices is None else {}
-    if args.devices is None and not all(named_slice(h)[1] or own[h] for h in hardware):
+    devices_of = {h: own_devices(h) for h in hardware} if args.devices is None else {}
+    if args.devices is None and not all(named_slice(h)[1] or devices_of[h] for h in hardware):
         raise PlanError("P017", "how many devices?", help=["--devices 8,16..512, or fewest"])
     if args.devices is not None and all(named_slice(h)[1] for h in hardware):
         raise PlanError(
@@ -288,7 +288,7 @@ def _own_devices(args: argparse.Namespace, hardware: list[str]) -> dict[str, int
             f" {', '.join(hardware)}",
             help=["leave --devices out"],
         )
-    return own
+    return devices_of
 
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:

@@ -53,13 +53,13 @@ def run(args: argparse.Namespace) -> int:
     with console.live(not args.quiet and not args.json) as line:
         tuned = tune(model, request, configuration, line.report)
     searched = time.monotonic() - begun
-    said, stopped = _compiled(args, tuned, compile_for)
-    table = as_table(tuned, said, searched)
+    compiled_rows, stopped = _compiled(args, tuned, compile_for)
+    table = as_table(tuned, compiled_rows, searched)
     lines, gone = _changes(configuration, tuned, topology, function_of(args.config)[0].suffix)
     if args.json:
         console.data(json.dumps(table, indent=2))
     else:
-        console.data(in_words(model, args, configuration, tuned, said, lines) + "\n")
+        console.data(in_words(model, args, configuration, tuned, compiled_rows, lines) + "\n")
         console.say(f"{tuned.tried} plans priced, {searched:.1f} s")
     if tuned.best and tuned.best[0] is not tuned.yours:
         from planner.support.atomic_write import write_atomically
@@ -119,9 +119,9 @@ def _compiled(
 ) -> tuple[list[dict[str, Any]], bool]:
     """What the compiler says of the best, as programs of ours, one after the other; and whether
     the user stopped it."""
-    said: list[dict[str, Any]] = []
+    compiled_rows: list[dict[str, Any]] = []
     if target is None:
-        return said, False
+        return compiled_rows, False
     from planner.verify.confirm import compiled
 
     with console.live(not args.quiet and not args.json, "compiling") as line:
@@ -130,12 +130,12 @@ def _compiled(
                 f"compiling {i + 1} of {len(tuned.best)} for {target.text}", choice.step_s, None
             )
             try:
-                said.append(compiled(choice.strategy, args.model, target, "shard_map"))
+                compiled_rows.append(compiled(choice.strategy, args.model, target, "shard_map"))
             except PlanError as e:
-                said.append({"peak_bytes": 0, "why": e.what})
+                compiled_rows.append({"peak_bytes": 0, "why": e.what})
             except KeyboardInterrupt:
-                return said, True
-    return said, False
+                return compiled_rows, True
+    return compiled_rows, False
 
 
 def pins_words(s: Settings) -> str:
@@ -163,7 +163,7 @@ def in_words(
     args: argparse.Namespace,
     configuration: Configuration,
     tuned: Tuned,
-    said: Sequence[dict[str, Any]],
+    compiled_rows: Sequence[dict[str, Any]],
     changed: Sequence[str],
 ) -> str:
     """What was found, for people. changed: `_changes`."""
@@ -182,7 +182,7 @@ def in_words(
     lines = [head, "", *table(rows, right=(2, 3, 4, 6)), ""]
     if tuned.yours is None:
         lines.append(f"yours has no price: {tuned.why}")
-    lines += [_answer(tuned), *_peaks(tuned, said), *_smaller(tuned)]
+    lines += [_answer(tuned), *_peaks(tuned, compiled_rows), *_smaller(tuned)]
     lines += ["", "what changes:", *(f"  {line}" for line in changed)] if changed else []
     lines += [f"note: {note}" for note in configuration.notes]
     if configuration.unread:
@@ -228,10 +228,10 @@ def _answer(tuned: Tuned) -> str:
         return "nothing that the launcher can say fits"
     if tuned.best[0] is tuned.yours:
         return "left on the table: nothing, yours is the fastest that was found"
-    left = tuned.left
-    if left is None:
+    margin = tuned.left
+    if margin is None:
         return "the first of them is what to run"
-    share, error = 100 * left[0], 100 * left[1]
+    share, error = 100 * margin[0], 100 * margin[1]
     text = f"left on the table: {share:.1f} % ± {error:.1f}"
     if tuned.yours is not None and tuned.yours.strategy.costs["fit"] == "no":
         if share <= 0:
@@ -243,7 +243,7 @@ def _answer(tuned: Tuned) -> str:
     return text + (", too little to be told apart from nothing" if share < error else "")
 
 
-def _peaks(tuned: Tuned, said: Sequence[dict[str, Any]]) -> list[str]:
+def _peaks(tuned: Tuned, compiled_rows: Sequence[dict[str, Any]]) -> list[str]:
     """What the compiler says, a line each."""
     from costmodels.hardware.units import show_bytes
 
@@ -252,7 +252,7 @@ def _peaks(tuned: Tuned, said: Sequence[dict[str, Any]]) -> list[str]:
         + (row["why"] if "why" in row else f"{show_bytes(row['peak_bytes'])}, fits")
         + f" ({show_bytes(choice.strategy.costs['memory_per_device_bytes'])} planned as"
         f" {tuned.launcher} runs it)"
-        for i, (choice, row) in enumerate(zip(tuned.best, said, strict=False))
+        for i, (choice, row) in enumerate(zip(tuned.best, compiled_rows, strict=False))
     ]
 
 
@@ -316,7 +316,9 @@ def _ending(tuned: Tuned, suffix: str) -> str:
     return suffix if suffix in forms_of(launcher) else str(launcher.SUFFIX)
 
 
-def as_table(tuned: Tuned, said: Sequence[dict[str, Any]], seconds: float) -> dict[str, Any]:
+def as_table(
+    tuned: Tuned, compiled_rows: Sequence[dict[str, Any]], seconds: float
+) -> dict[str, Any]:
     """The same as JSON."""
 
     def row(choice: Choice) -> dict[str, Any]:
@@ -331,15 +333,15 @@ def as_table(tuned: Tuned, said: Sequence[dict[str, Any]], seconds: float) -> di
         }
 
     best = [row(c) for c in tuned.best]
-    for shown, compiled in zip(best, said, strict=False):
+    for shown, compiled in zip(best, compiled_rows, strict=False):
         shown["compiled"] = compiled
-    left = tuned.left
+    margin = tuned.left
     return {
         "launcher": tuned.launcher,
         "yours": None if tuned.yours is None else row(tuned.yours),
         "why": tuned.why,
         "best": best,
-        "left": None if left is None else {"share": left[0], "error": left[1]},
+        "left": None if margin is None else {"share": margin[0], "error": margin[1]},
         "front": [row(c) for c in tuned.front],
         "tried": tuned.tried,
         "seconds": round(seconds, 2),

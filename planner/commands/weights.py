@@ -79,10 +79,11 @@ def run(args: argparse.Namespace) -> int:
     if target is None:
         return 0
     if args.back:
-        given = Path(args.back)
-        done = convert.back(graph, shards, matching, given, target)
+        trained = Path(args.back)
+        done = convert.back(graph, shards, matching, trained, target)
         console.say(
-            f"wrote {target}: {_files(shards)}, {done.written} tensors with the values of {given},"
+            f"wrote {target}: {_files(shards)}, {done.written} tensors with the values of"
+            f" {trained},"
             f" {done.unchanged} as they were"
         )
         _name("no tensor of the checkpoint, left out", done.unmatched)
@@ -176,7 +177,10 @@ def grouped(names: Iterable[str]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(_NUMBER.sub("*", name), []).append(name)
-    return [f"{pattern} x{len(own)}" if len(own) > 1 else own[0] for pattern, own in groups.items()]
+    return [
+        f"{pattern} x{len(members)}" if len(members) > 1 else members[0]
+        for pattern, members in groups.items()
+    ]
 
 
 def _name(what: str, names: Iterable[str]) -> None:

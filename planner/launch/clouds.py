@@ -123,10 +123,11 @@ def _data(volume: str) -> dict[str, Any]:
 def _words(job: Job, python: str) -> str:
     """What a node of SkyPilot's runs, for its shell."""
     words = job.command(python, job.program.name, "HEAD", "RANK")
-    own = len(words) - len(job.arguments)
+    own_words = len(words) - len(job.arguments)
     variables = {"HEAD": f'"$head:{PORT}"', "RANK": '"$SKYPILOT_NODE_RANK"'}
     return " ".join(
-        variables.get(w, shlex.quote(w)) if i < own else shlex.quote(w) for i, w in enumerate(words)
+        variables.get(w, shlex.quote(w)) if i < own_words else shlex.quote(w)
+        for i, w in enumerate(words)
     )
 
 

@@ -63,24 +63,32 @@ class Job:
 
     def command(self, python: str, program: str, coordinator: str, process: str) -> tuple[str, ...]:
         """The words that run one process. `coordinator`: HOST:PORT of process 0, or "auto"."""
-        own = ("--virtual-devices", str(self.slots)) if self.virtual else ()
+        devices_option = ("--virtual-devices", str(self.slots)) if self.virtual else ()
         place = (
             ()
             if coordinator == "auto"
             else ("--processes", str(self.processes), "--process", process)
         )
-        return (python, program, *own, "--coordinator", coordinator, *place, *self.arguments)
+        return (
+            python,
+            program,
+            *devices_option,
+            "--coordinator",
+            coordinator,
+            *place,
+            *self.arguments,
+        )
 
     def serving(
         self, python: str, program: str, part: int, parts: int, port: int
     ) -> tuple[str, ...]:
         """The words that run a server of the tables: a part of them, with the values and seed of
         the others."""
-        own = ("--virtual-devices", str(self.slots)) if self.virtual else ()
+        devices_option = ("--virtual-devices", str(self.slots)) if self.virtual else ()
         return (
             python,
             program,
-            *own,
+            *devices_option,
             "--serve",
             f"{part}/{parts}",
             "--port",

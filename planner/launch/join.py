@@ -143,16 +143,16 @@ class Server:
         if not data or len(m.received) > LONGEST_LINE_BYTES:
             self._drop(m)
 
-    def _message(self, m: _Member, said: dict[str, Any]) -> None:
+    def _message(self, m: _Member, message: dict[str, Any]) -> None:
         if m in self.members:
             m.done = True
-            if said["ended"]:
-                self._stop(m, str(said["ended"]))
+            if message["ended"]:
+                self._stop(m, str(message["ended"]))
             return
         m.hello = {
-            "program": str(said["program"]),
-            "host": str(said["host"]),
-            "port": int(said["port"]),
+            "program": str(message["program"]),
+            "host": str(message["host"]),
+            "port": int(message["port"]),
         }
         if self.ranked:
             return self._refuse(

@@ -170,11 +170,11 @@ def _roles(job: Job, strategy: Strategy, asked: Asked, name: str) -> list[dict[s
     tables = ",".join(f"{name}-servers-0-{i}.{name}:{TABLES_PORT}" for i in range(servers))
     reading = replace(job, arguments=("--tables", tables, *job.arguments))
     base = _pod(reading, strategy, asked, "", f"{name}-scheduler-0-0.{name}")
-    own = ["--virtual-devices", str(job.slots)] if job.virtual else []
+    devices_option = ["--virtual-devices", str(job.slots)] if job.virtual else []
     serving = [
         "python3",
         f"/program/{job.program.name}",
-        *own,
+        *devices_option,
         "--serve",
         f"$(RANK)/{servers}",
         "--port",
@@ -337,9 +337,9 @@ def _pod(
 def _command(job: Job, coordinator: str) -> list[str]:
     """What a pod runs. $(NAME) in a command is a variable's value; $$ is a dollar sign."""
     arguments = job.command("python3", f"/program/{job.program.name}", coordinator, "RANK")
-    own = len(arguments) - len(job.arguments)
+    own_arguments = len(arguments) - len(job.arguments)
     return [
-        "$(RANK)" if word == "RANK" and i < own else word.replace("$", "$$")
+        "$(RANK)" if word == "RANK" and i < own_arguments else word.replace("$", "$$")
         for i, word in enumerate(arguments)
     ]
 

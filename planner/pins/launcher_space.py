@@ -193,8 +193,10 @@ def ends(layers: int, stages: int) -> tuple[int, int] | None:
     """Layers of the first and of the last of several stages, where all between hold as many as the
     fullest one has to; None where too few are left for the ends."""
     most = -(-layers // stages)
-    left = layers - (stages - 2) * most
-    return (left // 2, left - left // 2) if stages > 1 and left > 1 else None
+    end_layers = layers - (stages - 2) * most
+    return (
+        (end_layers // 2, end_layers - end_layers // 2) if stages > 1 and end_layers > 1 else None
+    )
 
 
 def within(space: LauncherSpace, pins: Pins, topology: Topology, workload: str) -> Pins:
@@ -214,7 +216,7 @@ def within(space: LauncherSpace, pins: Pins, topology: Topology, workload: str) 
     if pins.techniques.get("offload") or pins.techniques.get("blocks") == WRITTEN_OUT:
         most |= {STAGE: 1}  # neither goes with stages
     open_sizes = {a: tuple(d for d in divisors(n) if d <= most.get(a, n)) for a in space.axes}
-    held: Mapping[str, Any] = {
+    fixed: Mapping[str, Any] = {
         "tensor": space.tensor,
         "copies": BY_NAME["copies"].neutral,
         "bucket": BY_NAME["bucket"].neutral,
@@ -222,7 +224,7 @@ def within(space: LauncherSpace, pins: Pins, topology: Topology, workload: str) 
         **({"blocks": LOOPED} if space.loops and workload == "train" else {}),
     }
     return replace(
-        pins, mesh={**open_sizes, **pins.mesh}, techniques={**held, **dict(pins.techniques)}
+        pins, mesh={**open_sizes, **pins.mesh}, techniques={**fixed, **dict(pins.techniques)}
     )
 
 

@@ -161,21 +161,21 @@ class Pins:
         tables = []
         for sizes in itertools.product(*self.mesh.values()):
             table = dict(zip(names, sizes, strict=True))
-            left, rest = divmod(devices, prod(sizes))
+            remaining, rest = divmod(devices, prod(sizes))
             if rest:
                 continue
             if names == [STAGE]:
                 tables += [
-                    table | {a: n for a, n in (("data", left // k), ("tensor", k)) if n > 1}
-                    for k in divisors(left)
-                    if k < left or left == 1
+                    table | {a: n for a, n in (("data", remaining // k), ("tensor", k)) if n > 1}
+                    for k in divisors(remaining)
+                    if k < remaining or remaining == 1
                 ]
                 continue
-            if left > 1:
+            if remaining > 1:
                 free = next((a for a in ("data", "tensor") if a not in table), None)
                 if free is None:
                     continue
-                table = {free: left, **table} if free == "data" else {**table, free: left}
+                table = {free: remaining, **table} if free == "data" else {**table, free: remaining}
             order = sorted(
                 table,
                 key=lambda a: (
@@ -252,16 +252,16 @@ class Pins:
     ) -> tuple[Split, ...]:
         rule = base.rules[i]
         if "split" in table:
-            held = {str(f): tuple(a) for f, a in table["split"].items()}
-            split = Split.of(held)
+            cuts = {str(f): tuple(a) for f, a in table["split"].items()}
+            split = Split.of(cuts)
             if (
                 not split.used <= set(mesh)
-                or not all(f in rule.sizes or f in rule.paired or f == PENDING for f in held)
+                or not all(f in rule.sizes or f in rule.paired or f == PENDING for f in cuts)
                 or not legal(rule, split, mesh, Limits(waste=0.5))
             ):
                 return ()
             limits = Limits(
-                forbidden=self.forbidden_factors.union(held), pending=PENDING not in held
+                forbidden=self.forbidden_factors.union(cuts), pending=PENDING not in cuts
             )
             rest = candidates(rule, {a: n for a, n in mesh.items() if a not in split.used}, limits)
             joined = (Split.of({**dict(split.pairs), **dict(r.pairs)}) for r in rest)
@@ -290,21 +290,21 @@ def _instead(table: Mapping[str, Any], rule: Rule, mesh: Mapping[str, int]) -> l
     else where to look."""
     split = table.get("split", {})
     axes = dict.fromkeys(
-        a for own in (*split.values(), *table.get("layout", [])) for a in own if a not in mesh
+        a for names in (*split.values(), *table.get("layout", [])) for a in names if a not in mesh
     )
     lines = [f"the mesh has no axis {a!r}: it has {', '.join(mesh) or 'none'}" for a in axes]
-    for f, own in split.items():
+    for f, cut_axes in split.items():
         if f not in rule.sizes and f not in rule.paired and f != PENDING:
             lines.append(f"the operator has no factor {f!r}: it has {', '.join(rule.sizes)}")
-        elif not axes and not legal(rule, Split.of({f: tuple(own)}), mesh, Limits(waste=0.5)):
+        elif not axes and not legal(rule, Split.of({f: tuple(cut_axes)}), mesh, Limits(waste=0.5)):
             fits = [
                 n
                 for n in divisors(max(rule.sizes.get(m, 1) for m in rule.members(f)))
                 if n > 1 and legal(rule, Split(((f, ("x",)),)), {"x": n}, Limits())
             ]
-            pieces = prod(mesh[a] for a in own)
+            pieces = prod(mesh[a] for a in cut_axes)
             lines.append(
-                f"{f!r} is not cut into {pieces} by {' + '.join(own)}: "
+                f"{f!r} is not cut into {pieces} by {' + '.join(cut_axes)}: "
                 + (f"it is into {' or '.join(map(str, fits[:6]))}" if fits else "it stays whole")
             )
     return lines or [
@@ -460,14 +460,14 @@ def _spelled_out(data: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(table, dict):
             return table
         split, layout = table.get("split"), table.get("layout")
-        own = (
+        cuts = (
             {"split": {f: full(axes) for f, axes in split.items()}}
             if isinstance(split, dict)
             else {}
         )
         return (
             table
-            | own
+            | cuts
             | ({"layout": [full(axes) for axes in layout]} if isinstance(layout, list) else {})
         )
 

@@ -136,23 +136,23 @@ def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:
     """The plan beside the baselines."""
     if not strategy.baselines:
         return []
-    own = strategy.costs
+    costs = strategy.costs
     rows = [["", "step", "relative", "memory", "fits", ""]]
     rows.append(
         [
             style.bold("this plan"),
-            show_time(own["step_time_s"]),
+            show_time(costs["step_time_s"]),
             "",
-            show_bytes(own["memory_per_device_bytes"]),
-            style.fit(own["fit"]),
+            show_bytes(costs["memory_per_device_bytes"]),
+            style.fit(costs["fit"]),
             "",
         ]
     )
     notes: list[list[str]] = []
     for key, row in ranked(strategy):
-        ratio = row["step_time_s"] / own["step_time_s"] if own["step_time_s"] else 1.0
+        ratio = row["step_time_s"] / costs["step_time_s"] if costs["step_time_s"] else 1.0
         asked = f"with --tables {key.removeprefix('tables_')}" if key in TABLES else ""
-        notes.append([t for t in (mark(own, row), asked, *tuned_phrases(row)) if t])
+        notes.append([t for t in (mark(costs, row), asked, *tuned_phrases(row)) if t])
         rows.append(
             [
                 baseline_name(key, row),
@@ -175,6 +175,6 @@ def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:
         else ""
     )
     marked = any(row[5].partition(",")[0] == MARK for row in rows[2:])
-    note = f"{tuned_over(strategy)}{none}{unheld(strategy, own)}{MARK_NOTE if marked else ''}"
+    note = f"{tuned_over(strategy)}{none}{unheld(strategy, costs)}{MARK_NOTE if marked else ''}"
     note = note.removeprefix("; ")
     return [*lines, *(style.dim(line) for line in hang("", note, width))]

@@ -99,7 +99,7 @@ def _pin_cost(report: Report) -> str:
 
 def _notes(report: Report) -> list[str]:
     """Causes, reasons and the next step, a sentence each."""
-    out = [said] if (said := _pin_cost(report)) else []
+    out = [cost_line] if (cost_line := _pin_cost(report)) else []
     out += (
         [f"re-priced: not possible: {report.reasons['repriced']}"]
         if "repriced" in report.reasons
@@ -137,8 +137,8 @@ def text(report: Report, width: int = 100, colour: bool = False) -> str:
         *_table(report, style, width >= WIDE),
     ]
     lines += [style.bad(_limit(x)) if not x.ok else _limit(x) for x in report.limits]
-    first, *more = hang("FAILED: " if not report.ok else "ok: ", report.verdict, width)
-    lines += [first.replace("FAILED" if not report.ok else "ok", verdict, 1), *more]
+    first, *continued = hang("FAILED: " if not report.ok else "ok: ", report.verdict, width)
+    lines += [first.replace("FAILED" if not report.ok else "ok", verdict, 1), *continued]
     return "\n".join([*lines, *(line for n in _notes(report) for line in hang("  ", n, width))])
 
 
@@ -155,8 +155,11 @@ def _table(report: Report, style: Style, wide: bool) -> list[str]:
             f"{value} {' ' * (beside[i] - visible(change))}{change}"
             for i, value, change in zip((3, 5), pairs[::2], pairs[1::2], strict=True)
         ]
-        first, *more = textwrap.wrap(name, LABEL) or [""]
-        joined += [[first, recorded, *cells, allowed], *([line, "", "", "", ""] for line in more)]
+        first, *continued = textwrap.wrap(name, LABEL) or [""]
+        joined += [
+            [first, recorded, *cells, allowed],
+            *([line, "", "", "", ""] for line in continued),
+        ]
     return table(joined, right=(1, 2, 3, 4), gap="  ")
 
 
@@ -267,15 +270,15 @@ def as_json(report: Report) -> str:
     return json.dumps(data, indent=2, sort_keys=True)
 
 
-def _held_figures(held: PinCost | None) -> dict[str, Any] | None:
+def _held_figures(pin_cost: PinCost | None) -> dict[str, Any] | None:
     return (
         None
-        if held is None
+        if pin_cost is None
         else {
-            "held": list(held.pins),
-            "cost_s": round_figures(held.cost_s),
-            "free_step_time_s": round_figures(held.free_step_s),
-            "free_memory_per_device_bytes": held.free_memory_bytes,
+            "held": list(pin_cost.pins),
+            "cost_s": round_figures(pin_cost.cost_s),
+            "free_step_time_s": round_figures(pin_cost.free_step_s),
+            "free_memory_per_device_bytes": pin_cost.free_memory_bytes,
         }
     )
 

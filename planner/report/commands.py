@@ -41,7 +41,7 @@ def reproduce(s: Strategy) -> str:
 def options_of(s: Strategy, *, configured: bool = False) -> list[str]:
     """The options that say machine, workload and search of a plan, those at their defaults left
     out. configured: beside a launcher's configuration, which says the batch and is not searched."""
-    w, said, training = s.workload, s.provenance, s.workload.get("training") or {}
+    w, provenance, training = s.workload, s.provenance, s.workload.get("training") or {}
     routing = w.get("routing") or {}
     out = _machine(s, DEFAULT_HARDWARE)
     out += [] if configured else ["--batch", str(w["batch"])]
@@ -67,8 +67,8 @@ def options_of(s: Strategy, *, configured: bool = False) -> list[str]:
     ]
     if not configured:
         usual += [
-            ("mode", said.get("mode", "auto"), "auto"),
-            ("objective", said.get("objective", "step"), "step"),
+            ("mode", provenance.get("mode", "auto"), "auto"),
+            ("objective", provenance.get("objective", "step"), "step"),
         ]
     out += [
         part

@@ -23,8 +23,12 @@ def words(plan: Strategy) -> str:
         )
     if not c["fits"]:
         return f"{c['target']} says that it does not fit: {no}"
-    more = c.get("flops_ratio", 1.0) - 1
-    again = f", {100 * more:.1f} % of products recomputed" if more > 0.0005 else ""
+    recomputed_share = c.get("flops_ratio", 1.0) - 1
+    again = (
+        f", {100 * recomputed_share:.1f} % of products recomputed"
+        if recomputed_share > 0.0005
+        else ""
+    )
     return (
         f"{c['target']} says that it fits: {show_bytes(c['peak_bytes'])} of"
         f" {show_bytes(c['limit_bytes'])} as compiled{again}{before}"

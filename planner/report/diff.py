@@ -62,10 +62,10 @@ def render(d: Diff, width: int = 100, colour: bool = False) -> str:
 
 def _change(c: Change, width: int) -> list[str]:
     """A change; what does not fit on its line continues deeper than the next one begins."""
-    first, *more = hang("  ", _words(c), width)
+    first, *continued = hang("  ", _words(c), width)
     return (
-        [first, *hang("      ", " ".join(line.strip() for line in more), width)]
-        if more
+        [first, *hang("      ", " ".join(line.strip() for line in continued), width)]
+        if continued
         else [first]
     )
 

@@ -438,10 +438,10 @@ def _detailed(d: Mapping[str, Any], width: int, style: Style) -> list[str]:
     ]
     lines += labelled("kernels", items, width, style)
     for k, move in enumerate(d["moves"]):
-        each = show_bytes(move["payload_bytes"] / move["count"])
+        size_text = show_bytes(move["payload_bytes"] / move["count"])
         text = (
             f"{move['phase']}: {move['kind']} of {short(move['tensor'], 40)} over {move['axes']},"
-            f" {move['count']} x {each}, {show_time(move['time_s'])}"
+            f" {move['count']} x {size_text}, {show_time(move['time_s'])}"
         )
         lines += labelled("" if k else "moves", [text], width, style)
     return lines if d["moves"] else [*lines, *labelled("moves", ["no collective"], width, style)]

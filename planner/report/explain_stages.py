@@ -71,21 +71,22 @@ def why_stages(s: Strategy) -> list[str]:
 
 def on_stages(s: Strategy, name: str) -> str:
     """Which pipeline stages run a node: its repeats are divided over them, or each has it."""
-    n, (each, whole), chunks = stages(s), dealt(s), s.chosen.virtual_stages
+    n, (per_stage, whole), chunks = stages(s), dealt(s), s.chosen.virtual_stages
     if s.techniques.get("cuts"):
         return f"stage {s.nodes[name]['stage']} of {n} runs it" + (
             ", and other stages its repeats" if s.nodes[name]["times"] > 1 else ""
         )
-    if each and any("per_stage" in b and name in b["body"] for b in s.blocks):
-        part = each // chunks  # of chunk v stage k holds those from (v * n + k) * part on
+    if per_stage and any("per_stage" in b and name in b["body"] for b in s.blocks):
+        part = per_stage // chunks  # of chunk v stage k holds those from (v * n + k) * part on
         starts = [[(v * n + k) * part for v in range(chunks)] for k in range(min(n, 2))]
         first = ", ".join(
-            f"stage {k}: repeats {' and '.join(f'{a} to {min(a + part, whole) - 1}' for a in own)}"
-            for k, own in enumerate(starts)
-            if own[0] < whole
+            f"stage {k}: repeats"
+            f" {' and '.join(f'{a} to {min(a + part, whole) - 1}' for a in starts_here)}"
+            for k, starts_here in enumerate(starts)
+            if starts_here[0] < whole
         )
         return (
-            f"{each} of its {whole} repeats on each of {n} stages"
+            f"{per_stage} of its {whole} repeats on each of {n} stages"
             f" ({first}{', ...' if n > 2 else ''})"
         )
     after = s.nodes[name]["stage"] == n - 1
@@ -106,9 +107,9 @@ def named_repeat(s: Strategy, name: str, text: str) -> int:
     block = next((b for b in s.blocks if name in b["body"] and "step" in b), None)
     if block is None:
         return -1
-    scope, own = re.sub(r"[./]+", "/", block["scope"]).lstrip("/"), plain(name)
+    scope, plain_name = re.sub(r"[./]+", "/", block["scope"]).lstrip("/"), plain(name)
     form = re.sub(r"\\?\d+", lambda _: r"(\d+)", re.escape(plain(text)))
-    for match in re.finditer(f"(?={form})", own):
+    for match in re.finditer(f"(?={form})", plain_name):
         numbers = re.findall(r"\d+", plain(text))
         moved = [
             (int(a), int(match[k]))
@@ -126,7 +127,8 @@ def named_repeat(s: Strategy, name: str, text: str) -> int:
 def asked_repeat(s: Strategy, name: str, text: str) -> str:
     """`repeat 13 of the block is on stage 2` where a name stands for one repeat of a block that is
     divided over stages; "" else. name: its node in the file."""
-    repeat, (each, _) = named_repeat(s, name, text), dealt(s)
+    repeat, (per_stage, _) = named_repeat(s, name, text), dealt(s)
     if repeat < 0 or not any("per_stage" in b and name in b["body"] for b in s.blocks):
         return ""
-    return f"repeat {repeat} is on stage {repeat // (each // s.chosen.virtual_stages) % stages(s)}"
+    per_chunk = per_stage // s.chosen.virtual_stages
+    return f"repeat {repeat} is on stage {repeat // per_chunk % stages(s)}"

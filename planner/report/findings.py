@@ -118,11 +118,11 @@ def _operator_findings(strategy: Strategy) -> list[Finding]:
     if recipe.compute != recipe.between:
         device = from_json(strategy.topology).device
         if recipe.compute not in device.peak_flops_per_s:
-            said = (
+            text = (
                 f"{device.name} has no units for products in {recipe.name}: they take as long as in"
                 f" {recipe.between}, and conversions come on top; --precision bf16-mixed is faster"
             )
-            out.append(Finding("operators", said))
+            out.append(Finding("operators", text))
     for reason, n, seconds in unsupported(strategy):
         share = f", {percent(seconds / c['step_time_s'])} of the step" if c["step_time_s"] else ""
         out.append(
@@ -194,5 +194,5 @@ def finding_lines(strategy: Strategy, width: int, style: Style) -> list[str]:
 
 def finding_line(text: str, width: int, style: Style) -> list[str]:
     """A finding, in as many lines as it takes."""
-    first, *more = hang("finding ", text, width)
-    return [style.warn("finding ") + first.removeprefix("finding "), *more]
+    first, *continued = hang("finding ", text, width)
+    return [style.warn("finding ") + first.removeprefix("finding "), *continued]

@@ -15,11 +15,16 @@ def shares(strategy: Strategy) -> list[str]:
     rows = c.get("islands", ())
     items = []
     for row in rows:
-        own, idle = row["microbatches"], 1 - row["busy_s"] / c["step_time_s"]
-        each = f" in {len(own)} islands ({'+'.join(map(str, own))})" if len(own) > 1 else ""
+        microbatches, idle = row["microbatches"], 1 - row["busy_s"] / c["step_time_s"]
+        islands_text = (
+            f" in {len(microbatches)} islands ({'+'.join(map(str, microbatches))})"
+            if len(microbatches) > 1
+            else ""
+        )
         waits = f", waits {percent(idle)}" if idle >= 5e-4 else ""
         items.append(
-            f"{row['devices']} x {row['device']}: {sum(own)} of {total} microbatches{each},"
+            f"{row['devices']} x {row['device']}: {sum(microbatches)} of {total}"
+            f" microbatches{islands_text},"
             f" {show_time(row['busy_s'])}{waits}"
         )
     between = sum(

@@ -30,16 +30,16 @@ def lost_nodes_text(s: Strategy, lost: LostNodes, width: int = 100, colour: bool
     named = _named(lost.nodes)
     if lost.slow is not None:
         share, seconds = lost.slow
-        said = f"{named} at {percent(share)}"
-        rows.append(_row(lost, said, lost.devices, seconds, today, "as it is: all wait"))
+        label = f"{named} at {percent(share)}"
+        rows.append(_row(lost, label, lost.devices, seconds, today, "as it is: all wait"))
     for one in lost.without:
-        said = f"without {named}"
+        label = f"without {named}"
         if one.plan is None:
-            rows.append([said, f"{one.devices:,}", "-", "", "", "", one.refused])
+            rows.append([label, f"{one.devices:,}", "-", "", "", "", one.refused])
             continue
         c = one.plan.costs
         memory = show_bytes(c["memory_per_device_bytes"])
-        rows.append(_row(lost, said, one.devices, c["step_time_s"], memory, _plan_words(one)))
+        rows.append(_row(lost, label, one.devices, c["step_time_s"], memory, _plan_words(one)))
     head = f"{title(s)} on {machine(s)}: {show_time(lost.today_s)} a step"
     notes = [
         "the same batch in every row; work kept: samples a second, of those with all nodes",
@@ -56,11 +56,11 @@ def lost_nodes_text(s: Strategy, lost: LostNodes, width: int = 100, colour: bool
 
 
 def _row(
-    lost: LostNodes, said: str, devices: int, seconds: float, memory: str, plan: str
+    lost: LostNodes, label: str, devices: int, seconds: float, memory: str, plan: str
 ) -> list[str]:
     ratio = seconds / lost.today_s
     return [
-        said,
+        label,
         f"{devices:,}",
         show_time(seconds),
         f"{ratio:.2f}x",
@@ -73,8 +73,8 @@ def _row(
 def _plan_words(one: Without) -> str:
     assert one.plan is not None
     words = mesh_words(dict(one.plan.mesh_shape)) + technique_words(one.plan.techniques)
-    said = ", its pins kept" if one.pinned else ", without its pins" if one.unpinned else ""
-    return words + said
+    pins_text = ", its pins kept" if one.pinned else ", without its pins" if one.unpinned else ""
+    return words + pins_text
 
 
 def _named(nodes: tuple[int, ...]) -> str:

@@ -27,11 +27,11 @@ def pin_prices(
             out.append([row.pin, "-", "", "", row.refused])
             continue
         c = row.without.costs
-        told = row.binds or row.pays
-        price = style.warn(signed_time(row.saved_s)) if told else "nothing"
+        matters = row.binds or row.pays
+        price = style.warn(signed_time(row.saved_s)) if matters else "nothing"
         plan = (
             mesh_words(dict(row.without.mesh_shape)) + technique_words(row.without.techniques)
-            if told
+            if matters
             else "as it is, or no faster"
         )
         out.append(

@@ -43,11 +43,11 @@ def price_text(
             lines += hang("    ", constant.source, width)
     slower = slowdown(pricer.topology.device, pricer.rates, pricer.topology.devices)
     if slower != 1.0:
-        said = (
+        note = (
             f"rates above are already {percent(slower - 1)} lower than the device's alone, as"
             f" {pricer.topology.devices:,} devices wait for the slowest (stragglers)"
         )
-        lines += hang("", said, width)
+        lines += hang("", note, width)
     return "\n".join([*lines, "", *_worth(spread, step_s, width, style)])
 
 
@@ -94,20 +94,20 @@ def _beside(terms: Terms, pricer: Pricer) -> list[str]:
     ]
     if not shares:
         return []
-    said = ", ".join(f"{which} {share}" for share, which in shares)
-    return [f"attention takes its arithmetic and what it moves: {said}"]
+    parts_text = ", ".join(f"{which} {share}" for share, which in shares)
+    return [f"attention takes its arithmetic and what it moves: {parts_text}"]
 
 
 def _parts(terms: Terms) -> list[str]:
     """A row for each part of what a framework's kernels take."""
     rows = [["", "forward", "at", "takes", "backward"]]
     for part in terms.parts:
-        told = ["-", "-"]
+        cells = ["-", "-"]
         if part.computes:
-            told = [_flops(part.amount), f"{part.per_s / 1e12:.0f} TFLOP/s"]
+            cells = [_flops(part.amount), f"{part.per_s / 1e12:.0f} TFLOP/s"]
         elif part.amount:
-            told = [show_bytes(part.amount), f"{part.per_s / 1e9:,.0f} GB/s"]
-        rows.append([part.what, *told, show_time(part.forward_s), show_time(part.backward_s)])
+            cells = [show_bytes(part.amount), f"{part.per_s / 1e9:,.0f} GB/s"]
+        rows.append([part.what, *cells, show_time(part.forward_s), show_time(part.backward_s)])
     return table(rows, right=(1, 2, 3, 4))
 
 
@@ -175,20 +175,20 @@ def _moves(
         return []
     lines = ["", style.bold("price of its collectives")]
     for move in moves:
-        each = move["payload_bytes"] / move["count"]
+        each_bytes = move["payload_bytes"] / move["count"]
         axes = tuple(move["axes"].split("+"))
         latency, slope = min(
-            pricer.lines(move["kind"], axes), key=lambda line: line[0] + line[1] * each
+            pricer.lines(move["kind"], axes), key=lambda line: line[0] + line[1] * each_bytes
         )
-        said = (
+        text = (
             f"{move['phase']}: {move['kind']} over {move['axes']}: {show_time(latency)} +"
-            f" {show_bytes(each)} / {1e-9 / slope:,.0f} GB/s"
-            f" = {show_time(latency + slope * each)}, x {move['count']:,}"
+            f" {show_bytes(each_bytes)} / {1e-9 / slope:,.0f} GB/s"
+            f" = {show_time(latency + slope * each_bytes)}, x {move['count']:,}"
         )
-        together = latency + slope * each > 1.001 * move["time_s"] / move["count"]
+        together = latency + slope * each_bytes > 1.001 * move["time_s"] / move["count"]
         if together:
-            said += f"; latencies shared with others: {show_time(move['time_s'])} a step"
-        lines += hang("", said, width)
+            text += f"; latencies shared with others: {show_time(move['time_s'])} a step"
+        lines += hang("", text, width)
     return lines
 
 

@@ -119,8 +119,12 @@ def _names(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 def shared_phrases(rows: Sequence[Row]) -> list[str]:
     """What all plans of several do, as `technique_phrases` says it."""
-    each = [technique_phrases(r.strategy.techniques) for r in rows if r.strategy is not None]
-    return [p for p in each[0] if all(p in others for others in each)] if len(each) > 1 else []
+    phrases = [technique_phrases(r.strategy.techniques) for r in rows if r.strategy is not None]
+    return (
+        [p for p in phrases[0] if all(p in others for others in phrases)]
+        if len(phrases) > 1
+        else []
+    )
 
 
 def _cells(
@@ -147,9 +151,9 @@ def _cells(
     )
     base = first.costs["tokens_per_s_per_device"]
     share = c["tokens_per_s_per_device"] / base if base else 1.0
-    own = [p for p in technique_phrases(row.strategy.techniques) if p not in shared]
+    own_phrases = [p for p in technique_phrases(row.strategy.techniques) if p not in shared]
     tie = ["tie"] if tied(row, rows) else []
-    how = ", ".join([mesh_words(dict(row.strategy.mesh_shape)), *own, *tie])
+    how = ", ".join([mesh_words(dict(row.strategy.mesh_shape)), *own_phrases, *tie])
     return {
         "step": show_time(c["step_time_s"]),
         rate: count(c["tokens_per_s_per_device"]),
@@ -164,7 +168,7 @@ def _cells(
 def tied(row: Row, rows: Sequence[Row]) -> bool:
     """Whether a row and the fastest of all that do the same work (other than itself) cannot be told
     apart: each one's time for a token lies in the other's range."""
-    each = [
+    token_times = [
         (
             r,
             [
@@ -175,13 +179,13 @@ def tied(row: Row, rows: Sequence[Row]) -> bool:
         for r in rows
         if r.strategy is not None and r.point.dims == row.point.dims
     ]
-    best, at = min(each, key=lambda pair: pair[1][0])
-    mine = next((times for r, times in each if r is row), None)
+    best, best_times = min(token_times, key=lambda pair: pair[1][0])
+    mine = next((times for r, times in token_times if r is row), None)
     return (
         mine is not None
         and best is not row
-        and at[1] <= mine[0] <= at[2]
-        and mine[1] <= at[0] <= mine[2]
+        and best_times[1] <= mine[0] <= best_times[2]
+        and mine[1] <= best_times[0] <= mine[2]
     )
 
 

@@ -144,8 +144,8 @@ def roomy(
     ]
     return [
         line.replace("\u00a0", " ")
-        for row, more in zip(figures, under, strict=True)
-        for line in (row, *more)
+        for row, below in zip(figures, under, strict=True)
+        for line in (row, *below)
     ]
 
 

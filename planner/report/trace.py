@@ -64,9 +64,13 @@ def _memory(d: Detail, process: int) -> Iterator[dict[str, Any]]:
     curve = series(d)
     yield from process_events(process, "memory of a device over the last microbatch", process)
     for k, (seconds, total) in enumerate(zip(curve.times_s, curve.total_bytes, strict=True)):
-        at = {"ph": "C", "pid": process, "tid": 0, "ts": round(seconds * MICRO, 3)}
-        yield {"name": "total", **at, "args": {"bytes": round(total)}}
-        yield {"name": "held", **at, "args": {part: round(band[k]) for part, band in curve.bands}}
+        event = {"ph": "C", "pid": process, "tid": 0, "ts": round(seconds * MICRO, 3)}
+        yield {"name": "total", **event, "args": {"bytes": round(total)}}
+        yield {
+            "name": "held",
+            **event,
+            "args": {part: round(band[k]) for part, band in curve.bands},
+        }
 
 
 def _operators(p: Priced) -> Track:

@@ -66,8 +66,8 @@ class _UnevenStep:
         turn_at = self.schedule.forward if forward else self.schedule.backward
         microbatch, turn = turn_at(stage, tick)
         k, tick_s = turn * self.schedule.stages + stage, longest(passes, running).seconds
-        own = passes[k] if k in running and k < len(passes) else None
-        if own is not None:
+        own_pass = passes[k] if k in running and k < len(passes) else None
+        if own_pass is not None:
             chunk = f" virtual stage {turn}" if self.p.plan.virtual_stages > 1 else ""
             first = microbatch * self.together
             number = (
@@ -77,9 +77,9 @@ class _UnevenStep:
             )
             facts = {"pass": name, "microbatch": number}
             title = "bubble" if microbatch == BUBBLE else f"{name} {number}{chunk}"
-            line.add(KERNELS, title, own.kernels_s, facts)
-            line.add(LINKS, f"collectives of {name}", own.seconds - own.kernels_s, facts)
-        line.now += tick_s - (own.seconds if own is not None else 0.0)
+            line.add(KERNELS, title, own_pass.kernels_s, facts)
+            line.add(LINKS, f"collectives of {name}", own_pass.seconds - own_pass.kernels_s, facts)
+        line.now += tick_s - (own_pass.seconds if own_pass is not None else 0.0)
 
     def _hand_on(self, line: Track, way: str, tick: int) -> None:
         """What stages send to their neighbours after a pass."""

@@ -52,7 +52,7 @@ def verdict(s: Strategy) -> str:
 def beside(s: Strategy) -> str:
     """`1.3 % faster than ZeRO-3, a tie`: held against the fastest baseline that fits; "" where the
     file has none."""
-    own = s.costs
+    costs = s.costs
     rivals = {
         key: row
         for key, row in s.baselines.items()
@@ -62,10 +62,10 @@ def beside(s: Strategy) -> str:
         return ""
     fitting = {key: row for key, row in rivals.items() if row["fit"] != "no"}
     if not fitting:
-        none = "none of the usual ways fits" if own["fit"] != "no" else ""
+        none = "none of the usual ways fits" if costs["fit"] != "no" else ""
         kept = s.baselines.get(ON_DEVICES)
         if none and kept is not None and kept["fit"] != "no":
-            return f"{against(own, kept)} the best with all on the devices; {none}"
+            return f"{against(costs, kept)} the best with all on the devices; {none}"
         return none
     key, row = min(fitting.items(), key=lambda kv: (kv[1]["step_time_s"], kv[0]))
     name = baseline_name(key, row)
@@ -79,9 +79,9 @@ def beside(s: Strategy) -> str:
             (baseline_name(k, r), r)
             for k, r in [min(plain.items(), key=lambda kv: (kv[1]["step_time_s"], kv[0]))]
         ]
-    tied = [ties(own, r) for _, r in rows]
+    tied = [ties(costs, r) for _, r in rows]
     phrases = [
-        f"{against(own, r)} {n}{_why_slower(s, r)}{', a tie' if t and not all(tied) else ''}"
+        f"{against(costs, r)} {n}{_why_slower(s, r)}{', a tie' if t and not all(tied) else ''}"
         for (n, r), t in zip(rows, tied, strict=True)
     ]
     closed = [f"{phrase}," if ", " in phrase else phrase for phrase in phrases[:-1]]
@@ -111,15 +111,21 @@ def against(own: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 def _why_slower(s: Strategy, row: Mapping[str, Any]) -> str:
     """What keeps the faster baseline from being the plan."""
-    own, said = s.costs, s.provenance
-    if row["step_time_s"] >= own["step_time_s"] * (1 - TIE):
+    costs, provenance = s.costs, s.provenance
+    if row["step_time_s"] >= costs["step_time_s"] * (1 - TIE):
         return ""
-    if said.get("objective", "step") != "step":
-        return f" (--objective {said['objective']})"
-    what = "pins" if "pins" in said else "mode" if said.get("mode", "auto") != "auto" else ""
+    if provenance.get("objective", "step") != "step":
+        return f" (--objective {provenance['objective']})"
+    what = (
+        "pins"
+        if "pins" in provenance
+        else "mode"
+        if provenance.get("mode", "auto") != "auto"
+        else ""
+    )
     if what:
         return f", which does not keep the {what}"
-    return ", which is tight" if row["fit"] == "tight" and own["fit"] == "yes" else ""
+    return ", which is tight" if row["fit"] == "tight" and costs["fit"] == "yes" else ""
 
 
 def fits(c: Mapping[str, Any]) -> str:

@@ -161,32 +161,34 @@ def _reduced(
     state = search.start(model)
     if start is not None:
         state.fit(np.asarray(start, np.int64))
-    left = _left(budget, began)
+    remaining = _left(budget, began)
     clock = Clock(
         min(NARROWING, 0.3 * float(budget.work or DEFAULT_WORK)),
-        None if left.time_limit_s is None else time.monotonic() + 0.3 * left.time_limit_s,
+        None if remaining.time_limit_s is None else time.monotonic() + 0.3 * remaining.time_limit_s,
     )
     kept = narrow.close(state, dp.exact(clock), NARROW / 3, clock)
     solution = _answer(problem, state.best, "", int(clock.work))
     if solution.status == "optimal":
         return _merge(problem, first, solution)
-    left = replace(
+    remaining = replace(
         _left(budget, began),
         work=None if budget.work is None else max(1, int(budget.work - clock.work)),
     )
     if kept is not None and sum(map(len, kept)) < FEWER * len(model.cost):
-        return _merge(problem, first, _fewer(problem, kept, left, solution, exact))
+        return _merge(problem, first, _fewer(problem, kept, remaining, solution, exact))
     if exact:
         return _merge(problem, first, solution)
-    if not (state.compiled or left.time_limit_s):
+    if not (state.compiled or remaining.time_limit_s):
         return _merge(
             problem,
             first,
             _merge(
-                problem, solution, _without_search(problem, left, solution.choice or None, provable)
+                problem,
+                solution,
+                _without_search(problem, remaining, solution.choice or None, provable),
             ),
         )
-    return _merge(problem, first, _searched(problem, state, left, provable))
+    return _merge(problem, first, _searched(problem, state, remaining, provable))
 
 
 def _fewer(
@@ -232,12 +234,14 @@ def _without_search(
     quick = _merge(problem, Solution((), "none", None), recursive.solve(problem, budget, start))
     if quick.status in ("optimal", "infeasible") or not (provable or budget.time_limit_s):
         return quick
-    left = _left(budget, began)
+    remaining = _left(budget, began)
     return _merge(
         problem,
         quick,
         ilp.solve_reduced(
-            problem, left if left.time_limit_s else replace(left, work=2000), quick.choice or None
+            problem,
+            remaining if remaining.time_limit_s else replace(remaining, work=2000),
+            quick.choice or None,
         ),
     )
 

@@ -189,9 +189,9 @@ def _within_memory(
     kept = affordable(model)
     if not all(map(len, kept)):
         return Outcome(None, np.inf, True)
-    left = restrict(model, kept)
-    if (left.memory.extreme(True) <= left.memory.limit).all():  # type: ignore[union-attr]
-        outcome = solve_model(left, clock)
+    restricted = restrict(model, kept)
+    if (restricted.memory.extreme(True) <= restricted.memory.limit).all():  # type: ignore[union-attr]
+        outcome = solve_model(restricted, clock)
         return (
             outcome
             if outcome.choice is None
@@ -219,11 +219,11 @@ def affordable(model: Model) -> list[np.ndarray]:
     least = np.minimum.reduceat(room, np.ravel([memory.row_lo, memory.row_hi], "F"))[
         ::2
     ]  # [intervals] over the rows of each
-    more = memory.use_value - np.repeat(
+    excess = memory.use_value - np.repeat(
         np.minimum.reduceat(memory.use_value, memory.start[:-1]), np.diff(memory.start)
     )
     fits = np.ones(len(model.cost), bool)
-    fits[memory.use_at[more > np.repeat(least, np.diff(memory.start))]] = False
+    fits[memory.use_at[excess > np.repeat(least, np.diff(memory.start))]] = False
     return [np.flatnonzero(row) for row in np.split(fits, model.offset[1:-1])]
 
 

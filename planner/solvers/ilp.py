@@ -142,8 +142,8 @@ def solve_reduced(
     bound, work = -np.inf, 0
     x: np.ndarray | None = None
     while True:
-        left = None if deadline is None else max(0.1, deadline - time.monotonic())
-        x, dual, infeasible, spent = _highs(model, program, sorted(rows), cuts, left, budget)
+        left_s = None if deadline is None else max(0.1, deadline - time.monotonic())
+        x, dual, infeasible, spent = _highs(model, program, sorted(rows), cuts, left_s, budget)
         work += spent
         if infeasible:
             return _infeasible_or(problem, known, bound, work)
@@ -349,16 +349,18 @@ def _highs(
     from scipy.sparse import csc_array
 
     base = len(program.low)
-    more = _memory_rows(model, rows, base)
+    memory_rows = _memory_rows(model, rows, base)
     count = base + len(rows)
     row = np.concatenate(
-        [program.row, more[0], *(np.full(len(c), count + n) for n, c in enumerate(cuts))]
+        [program.row, memory_rows[0], *(np.full(len(c), count + n) for n, c in enumerate(cuts))]
     )
-    column = np.concatenate([program.column, more[1], *cuts])
-    value = np.concatenate([program.value, more[2], *(np.ones(len(c)) for c in cuts)])
+    column = np.concatenate([program.column, memory_rows[1], *cuts])
+    value = np.concatenate([program.value, memory_rows[2], *(np.ones(len(c)) for c in cuts)])
     matrix = csc_array((value, (row, column)), shape=(count + len(cuts), len(program.cost)))
     low = np.concatenate([program.low, np.full(len(rows) + len(cuts), -np.inf)])
-    high = np.concatenate([program.high, np.full(len(rows), more[3]), [len(c) - 1.0 for c in cuts]])
+    high = np.concatenate(
+        [program.high, np.full(len(rows), memory_rows[3]), [len(c) - 1.0 for c in cuts]]
+    )
     kind = np.zeros(len(program.cost))
     kind[: program.positions] = 1
     options: dict[str, float | int] = {"mip_rel_gap": 1e-9}

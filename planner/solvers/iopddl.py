@@ -299,9 +299,9 @@ def solve_file(
     if time_limit_s is not None and not time_limit_s > 0:
         raise PlanError("S004", f"the time limit must be positive, not {time_limit_s}")
     problem = read_problem(path)
-    left = None if time_limit_s is None else max(0.05, time_limit_s - (time.monotonic() - began))
+    left_s = None if time_limit_s is None else max(0.05, time_limit_s - (time.monotonic() - began))
     try:
-        solution = solve(problem, solver, Budget(time_limit_s=left, seed=seed))
+        solution = solve(problem, solver, Budget(time_limit_s=left_s, seed=seed))
     except KeyboardInterrupt:
         solution = Solution((), "none", None, solver, stopped="interrupt")
     verdict = evaluate(problem, solution.choice) if solution.choice or not problem.cost else None

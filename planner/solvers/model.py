@@ -233,8 +233,8 @@ def rows_of(problem: Problem, offset: np.ndarray) -> Memory | None:
     sizes = offset[node + 1] - offset[node]
     start = np.concatenate(([0], np.cumsum(sizes)))
     value = np.concatenate(usage).astype(np.float64)
-    at = np.arange(len(value)) - np.repeat(start[:-1] - offset[node], sizes)
-    return Memory(float(problem.usage_limit), int(tight.sum()), node, a, b, start, value, at)
+    use_at = np.arange(len(value)) - np.repeat(start[:-1] - offset[node], sizes)
+    return Memory(float(problem.usage_limit), int(tight.sum()), node, a, b, start, value, use_at)
 
 
 def disjoint(
@@ -278,8 +278,8 @@ def restrict(model: Model, keep: list[np.ndarray]) -> Model:
 def _restrict_memory(memory: Memory, flat: np.ndarray, offset: np.ndarray) -> Memory:
     sizes = offset[memory.node + 1] - offset[memory.node]
     start = np.concatenate(([0], np.cumsum(sizes)))
-    at = np.arange(start[-1]) - np.repeat(start[:-1] - offset[memory.node], sizes)
-    value = memory.use_value[flat[at] + np.repeat(memory.start[:-1], sizes)]
+    use_at = np.arange(start[-1]) - np.repeat(start[:-1] - offset[memory.node], sizes)
+    value = memory.use_value[flat[use_at] + np.repeat(memory.start[:-1], sizes)]
     return Memory(
-        memory.limit, memory.rows, memory.node, memory.row_lo, memory.row_hi, start, value, at
+        memory.limit, memory.rows, memory.node, memory.row_lo, memory.row_hi, start, value, use_at
     )

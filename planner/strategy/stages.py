@@ -41,29 +41,29 @@ def dealt(strategy: Strategy) -> tuple[int, int]:
 
 def stages_words(strategy: Strategy) -> str:
     """`16 pipeline stages (1F1B, 6 blocks each)`; "" without a pipeline."""
-    n, (each, whole) = stages(strategy), dealt(strategy)
+    n, (per_stage, whole) = stages(strategy), dealt(strategy)
     if n < 2:
         return ""
     chosen = strategy.chosen
     chunks = chosen.virtual_stages
-    most = -(-each // chunks)
+    most = -(-per_stage // chunks)
     many = (
         f"{chunks} virtual stages of {most} block{'s' if most > 1 else ''}"
         if chunks > 1
-        else f"{each} block{'s' if each > 1 else ''}"
+        else f"{per_stage} block{'s' if per_stage > 1 else ''}"
     )
-    held = (
-        f", {'' if each * n == whole and each == most * chunks else 'up to '}{many} each"
-        if each
+    holding = (
+        f", {'' if per_stage * n == whole and per_stage == most * chunks else 'up to '}{many} each"
+        if per_stage
         else ""
     )
     if strategy.techniques.get("cuts"):
         wide = ":".join(map(str, chosen.stage_widths))
-        held = (
+        holding = (
             f", {chunks} virtual stages each"
             if chunks > 1
             else f", devices per stage {wide}"
             if wide
             else ""
         ) + ", cut where they balance"
-    return f"{n} pipeline stages ({SCHEDULE_WORDS[chosen.schedule]}{held})"
+    return f"{n} pipeline stages ({SCHEDULE_WORDS[chosen.schedule]}{holding})"

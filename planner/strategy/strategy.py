@@ -77,12 +77,12 @@ class Strategy:
     def decisions(self) -> str:
         """A short hash of what was decided: another one after an edit by hand, whose costs the file
         does not know."""
-        made = [
+        decided = [
             self.mesh_shape,
             self.techniques,
             {n: row["split"] for n, row in self.nodes.items()},
         ]
-        return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def plan(self) -> Plan:

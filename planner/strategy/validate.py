@@ -115,9 +115,11 @@ def _wrong_islands(strategy: Decided, chosen: StepTechniques, mesh: Mapping[str,
             " of one, and all together"
         )
     groups = [int(g["devices"]) for g in strategy.topology.get("groups", ())]
-    each = prod(mesh.values()) // places
-    if not groups or sum(groups) != prod(mesh.values()) or any(n % each for n in groups):
-        return f"islands of {each} devices on groups of {groups}: whole islands of one kind each"
+    per_island = prod(mesh.values()) // places
+    if not groups or sum(groups) != prod(mesh.values()) or any(n % per_island for n in groups):
+        return (
+            f"islands of {per_island} devices on groups of {groups}: whole islands of one kind each"
+        )
     if chosen.schedule or chosen.overlapped_microbatches > 1 or chosen.offload:
         return "islands with pipeline stages, overlapped microbatches or offload"
     return ""

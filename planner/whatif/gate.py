@@ -351,11 +351,11 @@ def _causes(
     version = str(strategy.provenance.get("cost_model", ""))
     if not same:
         graph = model.graph(1)
-        more = {
+        growths = {
             "nodes": len(graph.nodes) - strategy.model["nodes"],
             "parameters": graph.parameters - strategy.model["parameters"],
         }
-        grew = [f"{n:+,} {k}" for k, n in more.items() if n]
+        grew = [f"{n:+,} {k}" for k, n in growths.items() if n]
         out.append("the model changed" + (f": {', '.join(grew)}" if grew else ""))
     if moved:
         out.append(f"the machine's description changed: {moved}")

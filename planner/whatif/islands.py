@@ -80,10 +80,10 @@ def searched(
         "alone": _step_s(alone[1].best if alone else None),
     }
     best = min(step_s, key=lambda way: step_s[way])
-    told = Finding("devices", _told(request, step_s, best, alone))
+    finding = Finding("devices", _told(request, step_s, best, alone))
     quiet = replace(request, topology=replace(request.topology, notes=()))
     if best == "alone" and alone is not None:
-        return alone[0], replace(alone[1], findings=(*alone[1].findings, told))
+        return alone[0], replace(alone[1], findings=(*alone[1].findings, finding))
     if best == "islands" and shared is not None:
         others = {**even.baselines, **({EVEN: even.best} if even.best else {})}
         return quiet, replace(
@@ -95,9 +95,9 @@ def searched(
             bound_of_all_s=0.0,
             covers=(),
             tried=even.tried + shared.result.tried,
-            findings=(told, *_better_batch(model, shared)),
+            findings=(finding, *_better_batch(model, shared)),
         )
-    return quiet, replace(even, findings=(*even.findings, told))
+    return quiet, replace(even, findings=(*even.findings, finding))
 
 
 def unfit(model: Model, request: Request) -> str:
@@ -140,8 +140,8 @@ def _told(
     }
     times = {w: show_time(s) if s < float("inf") else "no plan" for w, s in step_s.items()}
     others = ", ".join(f"{ways[w]} {times[w]}" for w in ways if w != best)
-    left = "; the others are left out: together they take longer" if best == "alone" else ""
-    return f"{ways[best]} {times[best]} a step, {others}{left}"
+    rest = "; the others are left out: together they take longer" if best == "alone" else ""
+    return f"{ways[best]} {times[best]} a step, {others}{rest}"
 
 
 def _better_batch(model: Model, shared: _Shared) -> tuple[Finding, ...]:
@@ -152,7 +152,7 @@ def _better_batch(model: Model, shared: _Shared) -> tuple[Finding, ...]:
 
     def samples_per_s(microbatches: int) -> float:
         turns = dealt_out(shared.seconds, microbatches)
-        ends = (f + n * each for (f, each), n in zip(shared.seconds, turns, strict=True))
+        ends = (f + n * each_s for (f, each_s), n in zip(shared.seconds, turns, strict=True))
         return microbatches * rows / max(ends)
 
     near = range(max(len(shared.seconds), now // 2), 2 * now + 1)
@@ -199,8 +199,8 @@ def _best_shares(model: Model, request: Request) -> _Shared | None:
     # An island's plan is of the microbatches that are best for it alone: with smaller ones another
     # may be better.
     counts, now = divisors(model.batch), best.best.plan.microbatches
-    at = counts.index(now)
-    for micro in counts[max(at - 1, 0) : at + FINER_TRIED + 1]:
+    index = counts.index(now)
+    for micro in counts[max(index - 1, 0) : index + FINER_TRIED + 1]:
         pins = replace(request.pins, techniques={**request.pins.techniques, "microbatches": micro})
         island = replace(best.island, pins=pins)
         candidates += _shares_of(model, request, island, (micro,))
@@ -220,10 +220,10 @@ def _islands_alone(request: Request, levels: int) -> Iterator[Request]:
     """The search of one island of so many levels, of each kind of device."""
     for device in dict.fromkeys(d.source for d, _ in request.topology.groups):
         group = next(i for i, (d, _) in enumerate(request.topology.groups) if d.source == device)
-        own = request.topology.of_group(group)
+        group_machine = request.topology.of_group(group)
         yield replace(
             request,
-            topology=Topology(own.device, own.levels[:levels]),
+            topology=Topology(group_machine.device, group_machine.levels[:levels]),
             partitioned=True,  # without stages, overlapped microbatches and offload
             baselines=False,
         )
@@ -305,14 +305,14 @@ def _seconds(
     groups = islands.group_of_each(pricer.topology, dict(flow.plan.mesh)[ISLAND])
 
     def step_s(group: int, microbatches: int) -> float:
-        own, prices = islands.busiest(flow, pricer, group, microbatches)
-        return step_time.price(base, own, runs, prices).step_time_s
+        own_flow, prices = islands.busiest(flow, pricer, group, microbatches)
+        return step_time.price(base, own_flow, runs, prices).step_time_s
 
     lines = {}
     for group in dict.fromkeys(groups):
         two, four = step_s(group, 2), step_s(group, 4)
-        each = (four - two) / 2
-        lines[group] = (two - 2 * each, each)
+        each_s = (four - two) / 2
+        lines[group] = (two - 2 * each_s, each_s)
     return tuple(lines[group] for group in groups)
 
 
@@ -320,7 +320,7 @@ def dealt_out(seconds: Sequence[tuple[float, float]], microbatches: int) -> tupl
     """How many microbatches each island runs, at least one, such that the last ends as early as
     possible. seconds: of each island (beside its microbatches, of each of them)."""
     turns = [1] * len(seconds)
-    ends = [(fixed + 2 * each, i) for i, (fixed, each) in enumerate(seconds)]
+    ends = [(fixed + 2 * each_s, i) for i, (fixed, each_s) in enumerate(seconds)]
     heapq.heapify(ends)
     for _ in range(microbatches - len(seconds)):
         end, i = heapq.heappop(ends)

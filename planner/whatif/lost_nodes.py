@@ -89,8 +89,8 @@ def slow_node(strategy: Strategy, source: str | Path, node: int, share: float) -
     else:
         lost = LostNodes((node,), 1, topology.devices, *_today(strategy, model, topology), ())
 
-    def step_s(at: float) -> float:
-        return _today(strategy, model, with_slow_node(topology, node, at))[0]
+    def step_s(speed: float) -> float:
+        return _today(strategy, model, with_slow_node(topology, node, speed))[0]
 
     pays = 0.0
     if lost.best is not None and (limit := lost.best.step_s) is not None:

@@ -33,7 +33,7 @@ def no_plan(request: Any, result: Any, model: Any = None) -> PlanError:
     heavy = ", ".join(f"{k} {show_bytes(v)}" for k, v in sorted(parts.items(), key=lambda p: -p[1]))
     help = remedies(request, result, model) if model is not None else []
     full, least = request.capacity.usable, show_bytes(smallest.cost.memory.total)
-    more = (
+    hint = (
         f"a --memory-limit above {least}, which the smallest plan takes: the device has"
         f" {show_bytes(full)} usable"
         if smallest.cost.memory.total <= full
@@ -51,6 +51,6 @@ def no_plan(request: Any, result: Any, model: Any = None) -> PlanError:
             ),
             heavy,
         ],
-        help=help if any(line.startswith("--hardware ") for line in help) else [*help, more],
+        help=help if any(line.startswith("--hardware ") for line in help) else [*help, hint],
         exit_code=NO_PLAN,
     )

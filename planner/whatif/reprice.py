@@ -228,12 +228,12 @@ def recorded_request(strategy: Strategy, topology: Topology, pins: Pins | None =
     from planner.search.build_request import refuse_pins
 
     pins = pins_of(strategy) if pins is None else pins
-    workload, runtime, said = (
+    workload, runtime, provenance = (
         str(strategy.workload["kind"]),
         str(strategy.workload["runtime"]),
         strategy.provenance,
     )
-    if launcher := str(said.get("launcher", "")):
+    if launcher := str(provenance.get("launcher", "")):
         choose_launcher("for", launcher, tuple(SPACES))
         pins = within(SPACES[launcher], pins, topology, workload)
     refuse_pins(pins, topology.device, workload, runtime)
@@ -242,8 +242,8 @@ def recorded_request(strategy: Strategy, topology: Topology, pins: Pins | None =
         request,
         pins=pins,
         launcher=SPACES.get(launcher),
-        mode=str(said.get("mode", "auto")),
-        objective=str(said.get("objective", "step")),
+        mode=str(provenance.get("mode", "auto")),
+        objective=str(provenance.get("objective", "step")),
         offload=pins.techniques.get("offload", ()),
         runtime=runtime_of_buckets(request.runtime, pins.techniques.get("bucket", 0)),
     )

@@ -175,11 +175,11 @@ def passes_of(d: Detail) -> dict[str, list[Part]]:
     ending = [m for m in sync if d.pipeline is not None and m.count != d.pipeline.ticks]
     for name, moves in (("backward", inside), ("epilogue_back", ending)):
         if moves:
-            each = [m.exposed_s / (m.count if d.pipeline is not None else d.micro) for m in moves]
+            each_s = [m.exposed_s / (m.count if d.pipeline is not None else d.micro) for m in moves]
             passes[name].append(
                 Part(
                     "gradient reduction",
-                    {"comm": sum(each)} if any(each) else {},
+                    {"comm": sum(each_s)} if any(each_s) else {},
                     "each microbatch",
                 )
             )

@@ -244,8 +244,8 @@ def _bubble_s(pipeline: Pipeline, i: int, one_pass: float, apart: float) -> floa
     """Seconds of the passes of a node that no microbatch needs. apart: of one pass, gradients of
     weights that are made in ticks of their own."""
     schedule = pipeline.microbatch_schedule
-    more = pipeline.forward_passes(i) - pipeline.useful_passes(i)
-    return float(more) * one_pass - (schedule.ticks - schedule.weight_ticks) * apart
+    idle_passes = pipeline.forward_passes(i) - pipeline.useful_passes(i)
+    return float(idle_passes) * one_pass - (schedule.ticks - schedule.weight_ticks) * apart
 
 
 def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple[Row, ...]:

@@ -88,10 +88,10 @@ def fold(d: Detail) -> Rails:
     # Heads are rows that take in from outside their line, and what follows them hands on after
     # them: every producer is above its readers.
     order = sorted(set(group.values()))
-    at = {g: k for k, g in enumerate(order)}
+    line_of = {g: k for k, g in enumerate(order)}
     lines = [Line([], []) for _ in order]
     for r in d.rows:
-        line = lines[at[group[r.index]]]
+        line = lines[line_of[group[r.index]]]
         line.rows.append(r)
         line.moves += d.at.get(r.index, ())
     for line in lines:
@@ -104,7 +104,7 @@ def fold(d: Detail) -> Rails:
         )
     to: list[dict[int, float]] = [{} for _ in lines]
     for e in d.edges:
-        a, b = at[group[e.source]], at[group[e.target]]
+        a, b = line_of[group[e.source]], line_of[group[e.target]]
         if a != b:
             to[a][b] = to[a].get(b, 0.0) + e.total_bytes
     return _lay_out(lines, to)

@@ -115,10 +115,10 @@ def _apart(v: View) -> str:
 def stage(v: View) -> Markup:
     """Which devices the bars are of."""
     if stages(v.strategy) > 1:
-        n, (each, whole) = stages(v.strategy), dealt(v.strategy)
+        n, (per_stage, whole) = stages(v.strategy), dealt(v.strategy)
         blocks = (
-            f", each with {'' if each * n == whole else 'up to '}{each} of {whole} blocks"
-            if each
+            f", each with {'' if per_stage * n == whole else 'up to '}{per_stage} of {whole} blocks"
+            if per_stage
             else ""
         )
         place, on = (
@@ -160,9 +160,11 @@ def _stages(p: Pipeline, t: Timeline, scale_s: float) -> list[Markup]:
     )
     sized = None if step_s > 0.9995 * scale_s else f"width:{100 * step_s / scale_s:.2f}%"
     out: list[Markup] = []
-    for at, k in enumerate(shown):
-        if at and k > shown[at - 1] + 1:
-            out.append(el("p", f"stages {shown[at - 1] + 1} to {k - 1} likewise", class_="small"))
+    for place, k in enumerate(shown):
+        if place and k > shown[place - 1] + 1:
+            out.append(
+                el("p", f"stages {shown[place - 1] + 1} to {k - 1} likewise", class_="small")
+            )
         bar = el(
             "div",
             _parts(t.stages[k], step_s, marked=False),
@@ -309,7 +311,7 @@ def _names(parts: Sequence[Part], whole: float, sized: str | None, room: float) 
 
 def tip(part: Part) -> str:
     """A part in a line of text."""
-    each = f" × {part.repeats:,}" if part.repeats > 1 else ""
+    times_text = f" × {part.repeats:,}" if part.repeats > 1 else ""
     kinds = [
         f"{KIND_NAMES[k]} {f.time(part.shares[k])}"
         for k in ("compute", *KINDS)
@@ -317,7 +319,7 @@ def tip(part: Part) -> str:
     ]
     note = f" ({part.note})" if part.note and part.note != part.label else ""
     times = ", ".join(kinds) if len(kinds) > 1 else kinds[0] if kinds else "no time"
-    return f"{part.label}{note}{each}: {times}" + (
+    return f"{part.label}{note}{times_text}: {times}" + (
         f", together {f.time(part.time_s)}" if len(kinds) > 1 else ""
     )
 
@@ -340,11 +342,11 @@ def _opened(micro: Sequence[Part], b: Block, hidden: bool, room: float) -> Marku
     """One repeat of a block under the microbatch, its two passes side by side as long as they
     take."""
     micro_s = sum(p.time_s for p in micro)
-    at, first = 0.0, None
+    start_s, first = 0.0, None
     for part in micro:
         if part.run == b.run and first is None:
-            first = (at, at + part.time_s / part.repeats)
-        at += part.time_s
+            first = (start_s, start_s + part.time_s / part.repeats)
+        start_s += part.time_s
     a, e = first or (0.0, 0.0)
     both = sum(p.time_s for p in (*b.forward, *b.backward))
     title = f"one repeat of the {b.name}" if b.name == "block" else f"one repeat of {b.name}"

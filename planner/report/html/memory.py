@@ -63,8 +63,8 @@ class Series:
     @property
     def peak_text(self) -> str:
         """Where it is."""
-        at = self.times_s[self.peak]
-        return "end of the forward pass" if at <= self.turn_s * (1 + 1e-9) else self.enters
+        peak_s = self.times_s[self.peak]
+        return "end of the forward pass" if peak_s <= self.turn_s * (1 + 1e-9) else self.enters
 
 
 def series(d: Detail) -> Series:
@@ -80,8 +80,8 @@ def series(d: Detail) -> Series:
     if h.liveness is not None:
         layers = d.layers or d
         walk, turn = _written_out(layers, h.liveness)
-        at = layers.rows[h.liveness.at]
-        enters = f"backward pass of {short_name(at.id, at.op)}"
+        peak_node = layers.rows[h.liveness.at]
+        enters = f"backward pass of {short_name(peak_node.id, peak_node.op)}"
     elif d.pipeline is not None:
         walk, turn = _staged(d, d.pipeline)
     else:
@@ -323,17 +323,17 @@ def _curve(v: View, s: Series, scale: float, span: str) -> Markup:
     top = ROOM * scale
     seconds, total = s.times_s[-1] or 1.0, s.total_bytes
     x = [WIDTH * t / seconds for t in s.times_s]
-    limit, peak, at = v.strategy.costs["memory_limit_bytes"], total[s.peak], x[s.peak]
+    limit, peak, peak_x = v.strategy.costs["memory_limit_bytes"], total[s.peak], x[s.peak]
     off, turn = limit > top, WIDTH * s.turn_s / seconds
     marks = round_values(scale)
     ticks = [el("span", f.size(b), style=f"top:{_y(b, top):.2f}%") for b in marks]
-    side = f"{' left' if at > 50 else ''}{' above' if _y(peak, top) > 30 else ''}"
+    side = f"{' left' if peak_x > 50 else ''}{' above' if _y(peak, top) > 30 else ''}"
     peak_name = el(
         "b",
         f"peak {f.size(peak)}",
         el("small", s.peak_text),
         class_=f"peak{side}",
-        style=f"--at:{at:.2f}%;top:{_y(peak, top):.2f}%",
+        style=f"--at:{peak_x:.2f}%;top:{_y(peak, top):.2f}%",
     )
     limit_name = el(
         "b",

@@ -106,14 +106,14 @@ def _bars(ax: Any, lines: Sequence[tuple[Part, ...]], label: str) -> None:
     their time."""
     high = 1.0 if len(lines) == 1 else 0.86
     for line, parts in enumerate(lines):
-        at = 0.0
+        start_s = 0.0
         for part in parts:
             floor = float(line)
             for kind in KINDS:
                 share = high * part.shares.get(kind, 0.0) / (part.time_s or 1.0)
                 if share:
                     ax.bar(
-                        at,
+                        start_s,
                         share,
                         part.time_s,
                         bottom=floor,
@@ -122,10 +122,10 @@ def _bars(ax: Any, lines: Sequence[tuple[Part, ...]], label: str) -> None:
                         linewidth=0,
                     )
                 floor += share
-            at += part.time_s
-    ax.set(xlim=(0, at or 1.0), ylim=(len(lines), 0) if len(lines) > 1 else (0, 1), yticks=[])
-    ax.set_title(f"{label}, {show_time(at)}", loc="left", fontsize=9)
-    _time_axis(ax, at)
+            start_s += part.time_s
+    ax.set(xlim=(0, start_s or 1.0), ylim=(len(lines), 0) if len(lines) > 1 else (0, 1), yticks=[])
+    ax.set_title(f"{label}, {show_time(start_s)}", loc="left", fontsize=9)
+    _time_axis(ax, start_s)
 
 
 def _time_axis(ax: Any, end: float) -> None:

@@ -193,9 +193,9 @@ def _slice(rails: Rails, k: int, widest: float) -> Markup:
         if into is not None:
             way = f"M{x} 0 V50" if x == here else f"M{x} 0 C{x} 34 {here} 14 {here} 50"
             drawn.append((into, _path(way, into, widest)))
-    own, line = rails.rails[k], rails.lines[k]
-    if own is not None:
-        ahead = own.ahead(k + 1)
+    rail, line = rails.rails[k], rails.lines[k]
+    if rail is not None:
+        ahead = rail.ahead(k + 1)
         drawn.append((ahead, _path(f"M{here} 50 V100", ahead, widest)))
     if line.own_bytes > 0:
         drawn.append(
@@ -335,7 +335,7 @@ def _bare(v: View) -> Markup:
         )
         for n, row in nodes[:limit]
     ]
-    more = (
+    rest_note = (
         el("p", f"and {len(nodes) - limit:,} more", class_="small") if len(nodes) > limit else None
     )
     return join(
@@ -344,5 +344,5 @@ def _bare(v: View) -> Markup:
             " and their splits:"
         ),
         el("ul", items, class_="bare"),
-        more,
+        rest_note,
     )

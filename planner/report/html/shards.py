@@ -273,8 +273,8 @@ def _cuts(n: int, length: float, other: float, flat: bool) -> list[Markup]:
     """Lines between n pieces of a side; where they would run together, a hatch that says so."""
     dense = length / n < APART
     n = int(length / APART) if dense else n
-    at = [0.5 + length * k / n for k in range(1, n)]
-    ends = [(0.5, other + 0.5, a, a) if flat else (a, a, 0.5, other + 0.5) for a in at]
+    positions = [0.5 + length * k / n for k in range(1, n)]
+    ends = [(0.5, other + 0.5, a, a) if flat else (a, a, 0.5, other + 0.5) for a in positions]
     return [
         el("line", class_="cut dense" if dense else "cut", x1=x1, x2=x2, y1=y1, y2=y2)
         for x1, x2, y1, y2 in ends

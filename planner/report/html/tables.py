@@ -178,31 +178,31 @@ def _by_kind(v: View) -> Markup:
 
 def baselines(v: View) -> Markup:
     """This plan beside the tuned baselines: step with its range, and memory."""
-    own, limit = v.strategy.costs, v.strategy.costs["memory_limit_bytes"]
+    costs, limit = v.strategy.costs, v.strategy.costs["memory_limit_bytes"]
     if not v.strategy.baselines:
         return note("The file holds no baselines.")
-    shown: list[tuple[str, Mapping[str, Any], str]] = [("this plan", own, "")]
+    shown: list[tuple[str, Mapping[str, Any], str]] = [("this plan", costs, "")]
     for key, r in ranked(v.strategy):
-        tie = mark(own, r)
+        tie = mark(costs, r)
         shown.append((baseline_name(key, r), r, ", ".join(t for t in (tie, tuned_words(r)) if t)))
     # A bar that is many times the plan's would flatten all others: those run off the drawing.
-    comparable = [r for _, r, _ in shown if r["step_time_s"] <= 3 * own["step_time_s"]]
+    comparable = [r for _, r, _ in shown if r["step_time_s"] <= 3 * costs["step_time_s"]]
     longest = max((r["step_time_range_s"][1] for r in comparable), default=1.0) or 1.0
     rows = []
     for title, r, words in shown:
-        ratio = r["step_time_s"] / own["step_time_s"] if own["step_time_s"] else 1.0
+        ratio = r["step_time_s"] / costs["step_time_s"] if costs["step_time_s"] else 1.0
         cls, fits = FITS.get(r["fit"], FITS["no"])
         rows.append(
             [
                 el(
                     "span",
-                    el("b", title) if r is own else name(title),
+                    el("b", title) if r is costs else name(title),
                     el("small", words) if words else None,
                     class_="what",
                 ),
-                _range_bar(r, longest, "bar-ink" if r is own else "bar-muted"),
+                _range_bar(r, longest, "bar-ink" if r is costs else "bar-muted"),
                 f.time(r["step_time_s"]),
-                "" if r is own else f"{ratio:,.2f}×",
+                "" if r is costs else f"{ratio:,.2f}×",
                 f.size(r["memory_per_device_bytes"]),
                 el("span", fits, class_=f"fit {cls}"),
             ]

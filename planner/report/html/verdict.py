@@ -231,13 +231,13 @@ def _figures(views: Sequence[View]) -> list[list[Child]]:
         ("pipeline bubbles", "bubble_time_s", f.time),
         ("memory of a device", "memory_per_device_bytes", f.size),
     ]
-    more: list[Figure] = [("model FLOPs used", "model_flops_utilization", f.share)]
+    figures: list[Figure] = [("model FLOPs used", "model_flops_utilization", f.share)]
     units = [unit_of_work(v.strategy) for v in views]
     if units[0] == units[1]:
         unit = f"{units[0]} per second and device"
-        more.insert(0, (unit, "tokens_per_s_per_device", lambda x: f"{x:,.0f}"))
+        figures.insert(0, (unit, "tokens_per_s_per_device", lambda x: f"{x:,.0f}"))
     rows: list[list[Child]] = []
-    for label, key, shown in (*less, *more):
+    for label, key, shown in (*less, *figures):
         x, y = a[key], b[key]
         if key == "bubble_time_s" and not x and not y:
             continue
@@ -284,12 +284,12 @@ def changes(views: Sequence[View]) -> Markup:
             [name(c.what), name(c.before or "–"), name(c.after or "–")]
             for c in changes_here[:shown]
         ]
-        more = (
+        hidden_note = (
             f" ({shown} of {len(changes_here):,}; plan diff lists all)"
             if len(changes_here) > shown
             else ""
         )
-        parts.append(table([key + more, "A", "B"], rows, (), f"changes: {key}"))
+        parts.append(table([key + hidden_note, "A", "B"], rows, (), f"changes: {key}"))
     return section(
         "changes",
         "What changed",

@@ -167,6 +167,6 @@ def _spread(wide: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _least(cost: np.ndarray, c: _Colour) -> np.ndarray:
     """The first option of least cost of each node. [nodes]"""
-    at = np.flatnonzero(cost == np.minimum.reduceat(cost, c.first)[c.node])
-    node = c.node[at]
-    return at[np.append(True, node[1:] != node[:-1])] - c.first
+    positions = np.flatnonzero(cost == np.minimum.reduceat(cost, c.first)[c.node])
+    node = c.node[positions]
+    return positions[np.append(True, node[1:] != node[:-1])] - c.first

@@ -56,22 +56,22 @@ def order_of(
     array may have.
     """
     best: tuple[list[int], list[tuple[int, ...]], float] | None = None
-    for own in OWN:
-        order = _greedy(sizes, list(map(set, adjacent)), limit, own)
+    for power in OWN:
+        order = _greedy(sizes, list(map(set, adjacent)), limit, power)
         if order is not None and (best is None or order[2] < best[2]):
             best = order
     return best
 
 
 def _greedy(
-    sizes: list[int], adjacent: list[set[int]], limit: float, own: float
+    sizes: list[int], adjacent: list[set[int]], limit: float, power: float
 ) -> tuple[list[int], list[tuple[int, ...]], float] | None:
     """The order by the least product of the sizes of a variable's neighbours and of its own to the
-    power of `own`. `adjacent` is consumed."""
+    power of `power`. `adjacent` is consumed."""
     logs = [math.log(max(s, 1)) for s in sizes]
 
     def score(v: int) -> float:
-        return own * logs[v] + sum([logs[u] for u in adjacent[v]])
+        return power * logs[v] + sum([logs[u] for u in adjacent[v]])
 
     now = list(map(score, range(len(sizes))))
     heap = [(seen, v) for v, seen in enumerate(now)]
@@ -84,7 +84,7 @@ def _greedy(
         seen, v = heapq.heappop(heap)
         if done[v] or seen != now[v]:
             continue
-        near, size = adjacent[v], seen + (1 - own) * logs[v]
+        near, size = adjacent[v], seen + (1 - power) * logs[v]
         if size > ceiling or (ceiling < math.inf and len(near) >= MOST_DIMS):
             return None
         total += math.exp(min(size, 700.0))
@@ -219,8 +219,8 @@ class Tree:
         fill(self.groups, self.kinds, tables, self.base, unary, sent, keep=True)
         value = self._sum(sent.messages)
         if np.isfinite(value):
-            for v, told in read_back(self.groups, tables, sent.messages, value):
-                least[offset[v] : offset[v + 1]] = np.maximum.reduce(told)
+            for v, by_part in read_back(self.groups, tables, sent.messages, value):
+                least[offset[v] : offset[v + 1]] = np.maximum.reduce(by_part)
         return value, least
 
     def tighten(self, unary: np.ndarray, enough: float = np.inf) -> float:
@@ -229,10 +229,10 @@ class Tree:
         first begins where the last call ended: costs that are near take few. enough: the value from
         which on none is needed.
         """
-        best, shift, told, step = -np.inf, self.shift, dict[int, np.ndarray](), STEP
+        best, shift, of_strategies, step = -np.inf, self.shift, dict[int, np.ndarray](), STEP
         tables, sent, groups, kinds = self._lend(), Sent(len(self.shape)), self.groups, self.kinds
         above, kinds_above = self._above_parts()
-        for left in reversed(range(PASSES)):
+        for passes_left in reversed(range(PASSES)):
             fill(groups, kinds, tables, self.base, unary, sent, shift, keep=True)
             groups, kinds = above, kinds_above  # no other table is another under other shifts
             value = self._sum(sent.messages)
@@ -242,12 +242,14 @@ class Tree:
             else:
                 step /= 2
             close = value >= enough or not np.isfinite(value) or abs(gain) <= CLOSE * abs(value)
-            if close or not left:
+            if close or not passes_left:
                 break
             if gain > 0:
                 read = read_back(above, tables, sent.messages, value)
-                told = {v: np.stack(by_part) for v, by_part in read if len(by_part) > 1}
-            shift = {v: shifted(costs, step, self.shift.get(v)) for v, costs in told.items()}
+                of_strategies = {v: np.stack(by_part) for v, by_part in read if len(by_part) > 1}
+            shift = {
+                v: shifted(costs, step, self.shift.get(v)) for v, costs in of_strategies.items()
+            }
         return best
 
     def _above_parts(self) -> tuple[list[Group], list[int | None]]:

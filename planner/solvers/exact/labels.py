@@ -184,11 +184,11 @@ def _extended(
     strategy, parent, regret, load = grown
     cost, none = dual.model.node_cost(v)[strategy], np.zeros(1, np.int64)
     for pair in dual.tree.base[v]:
-        at = tuple(
+        columns = tuple(
             labels.column[u][parent] if pair.shape[a + 1] > 1 else none
             for a, u in enumerate(dual.tree.scope[v])
         )
-        cost = cost + pair[(strategy if pair.shape[0] > 1 else none, *at)]
+        cost = cost + pair[(strategy if pair.shape[0] > 1 else none, *columns)]
     column = {u: c[parent] for u, c in labels.column.items()}
     column[v] = strategy
     for u in leaves:
@@ -208,9 +208,9 @@ def _read(
     memory = dual.model.memory
     assert memory is not None
     violated = None
-    for at in np.argsort(labels.cost, kind="stable")[:64].tolist():
+    for label in np.argsort(labels.cost, kind="stable")[:64].tolist():
         x = np.zeros(dual.model.nodes, np.int64)
-        k = at
+        k = label
         for v, (strategy, parent) in zip(reversed(order), reversed(trail), strict=True):
             x[v] = strategy[k]
             k = int(parent[k])

@@ -48,7 +48,7 @@ def close(passes: Passes, exact: Exact, room: float, clock: Clock) -> list[np.nd
         return None
     for turn in range(ROUNDS):
         share = clock.work + min(TURNS * work, SHARE * (clock.work_limit - clock.work) / (1 + turn))
-        raise_bound(passes, lambda more: clock.spend(more) and clock.work < share)  # noqa: B023
+        raise_bound(passes, lambda work: clock.spend(work) and clock.work < share)  # noqa: B023
         if best.closed or clock.stopped:
             break
         least = np.maximum(least, floors(passes, PASSES))

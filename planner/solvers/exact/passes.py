@@ -155,11 +155,11 @@ def fill(
     filled: dict[tuple[object, ...], tuple[Step, ...]] = {}
     keep = keep or any(kind is not None for kind in kinds)
     for (v, steps), kind in zip(groups, kinds, strict=True):
-        more = (shift or {}).get(v) if len(steps) > 1 else None
+        shifts = (shift or {}).get(v) if len(steps) > 1 else None
         like = steps
         if kind is not None:
             own = steps[0].own or (0, 0, ())
-            costs = unary[own[0] : own[1]].tobytes(), None if more is None else more.tobytes()
+            costs = unary[own[0] : own[1]].tobytes(), None if shifts is None else shifts.tobytes()
             children = tuple(first[c] for step in steps for c, _ in step.children)
             like = filled.setdefault((kind, costs, children), steps)
         if like is steps:
@@ -169,7 +169,7 @@ def fill(
                     for c, _ in step.children:
                         messages[c] = None
             if len(steps) > 1:
-                _level([tables[step.bucket] for step in steps], more)
+                _level([tables[step.bucket] for step in steps], shifts)
             for step in steps:
                 messages[step.bucket] = np.minimum.reduce(tables[step.bucket], axis=0)
         else:
@@ -235,8 +235,8 @@ def _level(tables: Sequence[np.ndarray], shift: np.ndarray | None) -> None:
     wanted[0, possible] = total[possible] - (len(tables) - 1) * wanted[0, possible]
     if shift is not None:
         wanted += shift
-    more = np.subtract(wanted, least, out=np.zeros_like(least), where=known)
-    for table, missing in zip(tables, more, strict=True):
+    added = np.subtract(wanted, least, out=np.zeros_like(least), where=known)
+    for table, missing in zip(tables, added, strict=True):
         table += missing.reshape(-1, *(1,) * (table.ndim - 1))
 
 
@@ -252,7 +252,7 @@ def read_back(
     """
     least = np.minimum.reduce
     for v, steps in reversed(groups):
-        told = []
+        by_part = []
         for bucket, _, _, _, parent, away in steps:
             table = tables[bucket]
             if parent >= 0:
@@ -267,8 +267,8 @@ def read_back(
                     table += np.subtract(rest, sent, out=np.zeros_like(sent), where=known)
             else:
                 table += value - table.min()
-            told.append(_of_strategies(table))
-        yield v, told
+            by_part.append(_of_strategies(table))
+        yield v, by_part
 
 
 def _of_strategies(table: np.ndarray) -> np.ndarray:
@@ -277,12 +277,12 @@ def _of_strategies(table: np.ndarray) -> np.ndarray:
     return least
 
 
-def shifted(told: np.ndarray, step: float, shift: np.ndarray | None) -> np.ndarray:
-    """A shift towards parts that all tell the same of each strategy. told, shift: [parts,
+def shifted(costs: np.ndarray, step: float, shift: np.ndarray | None) -> np.ndarray:
+    """A shift towards parts that all tell the same of each strategy. costs, shift: [parts,
     strategies]"""
-    possible = np.isfinite(told).all(axis=0)
-    more = np.zeros_like(told)
-    known = told[:, possible]
-    more[1:, possible] = np.rint(step * (known.mean(axis=0) - known)[1:])
-    more[0] = -more[1:].sum(axis=0)
-    return more if shift is None else shift + more
+    possible = np.isfinite(costs).all(axis=0)
+    added = np.zeros_like(costs)
+    known = costs[:, possible]
+    added[1:, possible] = np.rint(step * (known.mean(axis=0) - known)[1:])
+    added[0] = -added[1:].sum(axis=0)
+    return added if shift is None else shift + added

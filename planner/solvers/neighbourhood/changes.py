@@ -123,22 +123,22 @@ class Changes:
     def _repair(self, x: np.ndarray, marginal: np.ndarray, load: np.ndarray) -> bool:
         """Lower the worst row by the change of least cost per usage saved until everything fits;
         options that were left are not taken again."""
-        f, left = self.flat, np.zeros(len(marginal), bool)
+        f, abandoned = self.flat, np.zeros(len(marginal), bool)
         for _ in range(STEPS + len(x) // 2):
             row = int(load.argmax()) if len(load) else -1
             if row < 0 or load[row] <= f.limit:
                 return True
-            live, which, use, at, number = self._at(row)
+            live, which, use, positions, number = self._at(row)
             nodes = f.owner[live]
             saved = np.minimum((f.use[f.start[live] + x[nodes]])[which] - use, load[row] - f.limit)
-            added = marginal[at] - marginal[f.offset[nodes] + x[nodes]][which]
+            added = marginal[positions] - marginal[f.offset[nodes] + x[nodes]][which]
             rate = np.where(added > 0, added / np.maximum(saved, 1e-9), added * saved - 1e-9)
-            rate[(saved <= 0) | left[at]] = np.inf
+            rate[(saved <= 0) | abandoned[positions]] = np.inf
             best = int(rate.argmin()) if len(rate) else -1
             if best < 0 or rate[best] == np.inf:
                 return False
             i = int(nodes[which[best]])
-            left[self._offset[i] + x[i]] = True
+            abandoned[self._offset[i] + x[i]] = True
             self._change(x, marginal, load, i, int(number[best]))
         return False
 
@@ -163,8 +163,8 @@ class Changes:
     def _fits(self, load: np.ndarray, i: int, old: int, k: int) -> bool:
         f = self.flat
         for start, lo, hi in self._lives[i]:
-            more = f.use[start + k] - f.use[start + old]
-            if more > 0 and load[lo:hi].max() + more > f.limit:
+            growth = f.use[start + k] - f.use[start + old]
+            if growth > 0 and load[lo:hi].max() + growth > f.limit:
                 return False
         return True
 

@@ -52,8 +52,8 @@ def drawn(
     free = np.sort(np.array(order, np.int64))
     place = np.full(model.nodes, -1, np.int64)
     place[free] = np.arange(len(free))
-    flat, told = changes.flat, place[changes.owner[changes.entry]] >= 0
-    told &= place[flat.other[changes.entry]] < 0
+    flat, crossing = changes.flat, place[changes.owner[changes.entry]] >= 0
+    crossing &= place[flat.other[changes.entry]] < 0
     positions = np.flatnonzero(np.repeat(place >= 0, changes.sizes))
     offset, new = np.concatenate(([0], np.cumsum(changes.sizes[free]))), place.tolist()
     pairs = {
@@ -67,7 +67,7 @@ def drawn(
         entries,
     )
     tree.scratch = scratch
-    return Cut(changes, free, positions, np.flatnonzero(told), tree)
+    return Cut(changes, free, positions, np.flatnonzero(crossing), tree)
 
 
 def draw(

@@ -55,9 +55,9 @@ class Descent:
             idle = 0
             while idle < PATIENCE:
                 before = self.cost
-                more = self._improve(self._cut(limit), go_on)
+                improved = self._improve(self._cut(limit), go_on)
                 idle = 0 if before - self.cost > LITTLE * abs(before) else idle + 1
-                if not more or self.search.best.closed:
+                if not improved or self.search.best.closed:
                     return self.x
         return self.x
 

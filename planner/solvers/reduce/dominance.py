@@ -68,13 +68,13 @@ def _undominated(
     if use is not None and len(a):
         no_more = (use[:, a] >= use[:, b]).all(axis=0)
         a, b = a[no_more], b[no_more]
-    left = lead[a, b]
+    margin = lead[a, b]
     for t in open_tables:
         if not len(a):
             break
-        left = left + pool.lead(t, a, b)
-        ahead = left >= 0
-        a, b, left = a[ahead], b[ahead], left[ahead]
+        margin = margin + pool.lead(t, a, b)
+        ahead = margin >= 0
+        a, b, margin = a[ahead], b[ahead], margin[ahead]
     if not len(a):
         return None
     k = len(cost)

@@ -135,8 +135,8 @@ class Pool:
         """An upper bound on `lead` of all pairs of rows: the step at the column where the first row
         is least. [rows, rows]"""
         table = self.tables[t]
-        at = table.argmin(axis=1)
-        return self._steps(t, table[np.arange(len(at)), at][:, None], table[:, at].T)
+        least = table.argmin(axis=1)
+        return self._steps(t, table[np.arange(len(least)), least][:, None], table[:, least].T)
 
     def lead(self, t: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Least of table[a, y] - table[b, y] over y for each pair of rows; y forbidden to a counts

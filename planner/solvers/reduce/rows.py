@@ -102,13 +102,13 @@ class Single:
 
     def count(self, sums: Sums) -> None:
         """Add what these nodes use."""
-        for total, sign, at in (
+        for total, sign, end in (
             (sums.top, 1, 0),
             (sums.top, -1, 1),
             (sums.grow, 1, 0),
             (sums.fall, 1, 1),
         ):
-            np.add.at(total, self.span[:, at], sign * self.peak)
+            np.add.at(total, self.span[:, end], sign * self.peak)
 
     def move(self, place: np.ndarray) -> None:
         """Rows were renumbered: row r is `place[r]` now."""
@@ -140,20 +140,20 @@ class Several:
         so that one sum runs over all nodes."""
         if not len(self.owner):
             return
-        at, owner = (
+        places, owner = (
             np.concatenate([self.span[:, 0], self.span[:, 1]]),
             np.concatenate([self.owner, self.owner]),
         )
-        by = np.lexsort((at, owner))
-        at, owner = at[by], owner[by]
-        last = np.append((at[1:] != at[:-1]) | (owner[1:] != owner[:-1]), True)
+        by = np.lexsort((places, owner))
+        places, owner = places[by], owner[by]
+        last = np.append((places[1:] != places[:-1]) | (owner[1:] != owner[:-1]), True)
         load = np.concatenate([self.use, -self.use])[by].cumsum(axis=0)[last]
-        at = at[last]
+        places = places[last]
         step = np.diff(load, axis=0, prepend=np.zeros((1, load.shape[1]), np.int64))
-        np.add.at(sums.top, at, np.diff(load.max(axis=1), prepend=0))
-        np.add.at(sums.low, at, np.diff(load.min(axis=1), prepend=0))
-        np.add.at(sums.grow, at, step.max(axis=1))
-        np.add.at(sums.fall, at, (-step).max(axis=1))
+        np.add.at(sums.top, places, np.diff(load.max(axis=1), prepend=0))
+        np.add.at(sums.low, places, np.diff(load.min(axis=1), prepend=0))
+        np.add.at(sums.grow, places, step.max(axis=1))
+        np.add.at(sums.fall, places, (-step).max(axis=1))
 
     def move(self, place: np.ndarray) -> None:
         """Rows were renumbered: row r is `place[r]` now. Intervals that are live in no row that is
