@@ -105,8 +105,8 @@ def read_script(text: str, path: Path, given: Mapping[str, str]) -> ReadScript:
         return ReadScript(*_program(chosen, notes), used)
     table: dict[str, Any] = {}
     for words in script.variables():
-        said = any(w.startswith("--") or OVERRIDE.fullmatch(w) for w in words)
-        table |= table_of(words, notes) if said else {}
+        has_arguments = any(w.startswith("--") or OVERRIDE.fullmatch(w) for w in words)
+        table |= table_of(words, notes) if has_arguments else {}
     return ReadScript(table, notes, (), used)
 
 

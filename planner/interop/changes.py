@@ -79,8 +79,8 @@ def _settled(given: Keys, of: Rewrite) -> tuple[set[str], set[str]]:
     def apart(more: Collection[str], less: Collection[str]) -> int:
         return _apart(given.with_those(of.written, added | {*more}, gone | {*less}), of, wanted)
 
-    left = apart((), ())
-    while left:
+    differing = apart((), ())
+    while differing:
         mine = [
             n
             for n in given.names()
@@ -93,9 +93,9 @@ def _settled(given: Keys, of: Rewrite) -> tuple[set[str], set[str]]:
             for more, less in product(_none_or_one(new - added), _none_or_one(set(mine) - gone))
         ]
         least, _, more, less = min(moves)
-        if least >= left:
+        if least >= differing:
             break
-        left, added, gone = least, added | {*more}, gone | {*less}
+        differing, added, gone = least, added | {*more}, gone | {*less}
     return added, gone
 
 

@@ -91,22 +91,22 @@ def _translated(table: Mapping[str, Any]) -> dict[str, Any]:
     rest = {
         name: dict(value) if isinstance(value, Mapping) else value for name, value in table.items()
     }
-    said: dict[str, Any] = {"distributed_type": "DEEPSPEED", "zero_stage": 0}
-    said |= {other: rest.pop(name) for name, other in DIRECT.items() if name in rest}
+    translated: dict[str, Any] = {"distributed_type": "DEEPSPEED", "zero_stage": 0}
+    translated |= {other: rest.pop(name) for name, other in DIRECT.items() if name in rest}
     for path, other in NESTED.items():
         there, value = _taken(rest, path)
         if there:
-            said[other] = value
-    return {name: value for name, value in (rest | said).items() if value != "auto"}
+            translated[other] = value
+    return {name: value for name, value in (rest | translated).items() if value != "auto"}
 
 
 def _taken(table: dict[str, Any], path: tuple[str, ...]) -> tuple[bool, Any]:
     """Whether there is a value at a path, which is taken out, and the value."""
-    name, *more = path
-    if not more:
+    name, *rest = path
+    if not rest:
         return name in table, table.pop(name, None)
     inner = table.get(name)
     if not isinstance(inner, Mapping):
         return False, None
     table[name] = dict(inner)
-    return _taken(table[name], tuple(more))
+    return _taken(table[name], tuple(rest))

@@ -40,21 +40,21 @@ def read_keys(
     if None in pairs:
         wrong = overrides[pairs.index(None)]
         raise PlanError("P191", f"{wrong!r} is no key=value", help=[f"plan import {file} key=4"])
-    given = {match[1]: match[2] for match in pairs if match}
+    overriding = {match[1]: match[2] for match in pairs if match}
     said = _Said()
     if file.suffix == ".py":
         table, said.notes = PythonFile(text_of(file), file).choose(function, fits)
     elif file.suffix in SUFFIXES:
-        script = read_script(text_of(file), file, given)
-        given = {name: text for name, text in given.items() if name not in script.used}
+        script = read_script(text_of(file), file, overriding)
+        overriding = {name: text for name, text in overriding.items() if name not in script.used}
         said.notes = script.notes
         table = _with_files(file, script.table, script.files, said)
     else:
         table = _based(said.load(file), file, said)
     refuse(Keys(table).names(), path)
-    given = in_words(given)
-    named = {plain(name.rpartition(".")[2]) for name in given}
-    keys = Keys(_overridden(with_deepspeed(table, file, load), given), given=named)
+    overriding = in_words(overriding)
+    named = {plain(name.rpartition(".")[2]) for name in overriding}
+    keys = Keys(_overridden(with_deepspeed(table, file, load), overriding), given=named)
     keys.defaults = said.defaults
     return keys, said.notes
 
@@ -169,9 +169,12 @@ class Keys:
         """Value of the first of several spellings that is there and not null. Raises PlanError P191
         where they say different things."""
         self._read.update(names)
-        said = [name for name in names if name in self.given] or names
+        spellings = [name for name in names if name in self.given] or names
         values = [
-            (where, v) for name in said for where, v in self._values.get(name, ()) if v is not None
+            (where, v)
+            for name in spellings
+            for where, v in self._values.get(name, ())
+            if v is not None
         ]
         for where, of in (x for pair in values for x in _said_twice(*pair)):
             raise PlanError(
@@ -284,11 +287,11 @@ class Keys:
 
     def with_those(self, other: Keys, names: Collection[str], without: Collection[str]) -> Keys:
         """These keys with some of others in the place of their own, and without some."""
-        made = Keys({}, self.layers, self.given)
-        made.first = self.first
+        merged = Keys({}, self.layers, self.given)
+        merged.first = self.first
         mine = {n: e for n, e in self._values.items() if n not in names and n not in without}
-        made._values = mine | {n: list(other.entries(n)) for n in names}
-        return made
+        merged._values = mine | {n: list(other.entries(n)) for n in names}
+        return merged
 
     def was_read(self, name: str) -> bool:
         """Whether a key was asked for."""

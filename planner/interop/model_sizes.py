@@ -104,11 +104,11 @@ def hold(claims: Sequence[Claim], graph: Graph, path: str) -> None:
     ]
     if not wrong:
         return
-    said = " and ".join(f"{c.key} = {c.value}" for c in wrong)
+    claimed = " and ".join(f"{c.key} = {c.value}" for c in wrong)
     has = " and ".join(_counted(c, there[c.size][0]) for c in wrong)
     raise PlanError(
         "P191",
-        f"{path} says {said}, the model has {has}",
+        f"{path} says {claimed}, the model has {has}",
         help=["--model the one that the configuration trains"],
     )
 

@@ -10,10 +10,10 @@ HIGHEST = 8
 """Folders above a file that are looked into."""
 
 
-def places(file: Path, said: str) -> Iterator[Path]:
+def places(file: Path, name: str) -> Iterator[Path]:
     """Where a file that is named so may lie, the nearest first; `..` is looked for above."""
-    parts = [p for p in PurePosixPath(said).parts if p not in ("/", "..", ".", "~")]
-    if not parts or "\0" in said:
+    parts = [p for p in PurePosixPath(name).parts if p not in ("/", "..", ".", "~")]
+    if not parts or "\0" in name:
         return
     yield file.parent.joinpath(*parts)
     yield file.parent / parts[-1]
@@ -22,9 +22,9 @@ def places(file: Path, said: str) -> Iterator[Path]:
     yield Path(*parts)
 
 
-def nearby_file(file: Path, said: str) -> Path | None:
+def nearby_file(file: Path, name: str) -> Path | None:
     """The file that another names, None where it is nowhere."""
     try:
-        return next((p for p in places(file, said) if p.is_file()), None)
+        return next((p for p in places(file, name) if p.is_file()), None)
     except OSError:  # a name too long to be one
         return None

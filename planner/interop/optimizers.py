@@ -17,8 +17,8 @@ MUON = ("muon", DIST_MUON, "adaptive_muon")
 def notes_of(keys: Keys, *places: str) -> list[str]:
     """What to say of the optimizer that a file names at one of some places. Muon is noted in the
     keys, too: it is priced without being asked for."""
-    said = (keys.at(place) for place in places)
-    name = next((v for v in said if isinstance(v, str) and not isinstance(v, Unset)), "")
+    values = (keys.at(place) for place in places)
+    name = next((v for v in values if isinstance(v, str) and not isinstance(v, Unset)), "")
     word = name.lower().rpartition(".")[2]
     if not word or word in ADAM:
         return []

@@ -130,13 +130,13 @@ def _torchtitan(keys: Keys, notes: list[str]) -> str:
 
 def _hf(keys: Keys, notes: list[str]) -> str:
     """accelerate's word, or the flags of TrainingArguments."""
-    said = {"bf16": "bf16-mixed", "fp16": "fp16", "fp8": "fp8", "no": "fp32"}
-    said["false"] = "fp32"  # what YAML makes of a bare no
+    recipes = {"bf16": "bf16-mixed", "fp16": "fp16", "fp8": "fp8", "no": "fp32"}
+    recipes["false"] = "fp32"  # what YAML makes of a bare no
     word = keys.word("", "mixed_precision")
-    if word in said:
-        return said[word]
+    if word in recipes:
+        return recipes[word]
     flags = [name for name in ("bf16", "fp16") if keys.flag(False, name)]
-    return said[flags[0]] if flags else "fp32" if "bf16" in keys else ""
+    return recipes[flags[0]] if flags else "fp32" if "bf16" in keys else ""
 
 
 def _levanter(keys: Keys, notes: list[str]) -> str:

@@ -80,23 +80,23 @@ def facts_of(model: str, topology: Topology, base: GraphFacts) -> Facts:
     """What launchers need to know of a model on a machine."""
     run = largest_repeated_block(base.graph, base.runs)
     blocks = run[2] if run else 0
-    outside, each = (0.0, 0.0), 1
+    outside, layers_per_block = (0.0, 0.0), 1
     if run is not None:
         first, period, _ = run
         outside = work_outside(base, range(first, first + period * blocks), blocks)
         block = base.graph.nodes[first : first + period]
-        each = max(1, sum(mixes(n.op) for n in block))
-    beside = max(0, layers_of(base.graph) - blocks * each)
-    return Facts(model, topology, blocks, beside, outside, modules(base.graph), each)
+        layers_per_block = max(1, sum(mixes(n.op) for n in block))
+    beside = max(0, layers_of(base.graph) - blocks * layers_per_block)
+    return Facts(model, topology, blocks, beside, outside, modules(base.graph), layers_per_block)
 
 
-def refuse_dear(made: Handover, to: str, strategy: Strategy, source: str) -> None:
+def refuse_dear(handover: Handover, to: str, strategy: Strategy, source: str) -> None:
     """Raises PlanError P194 where what a launcher can say of a plan takes over a twentieth longer,
     or does not fit where the plan does, or has no price."""
-    planned, last = made.rows[0].cost, made.rows[-1].cost
+    planned, last = handover.rows[0].cost, handover.rows[-1].cost
     assert planned is not None
     if last is None:
-        why = f"what {to} can say of this plan has no price: {made.rows[-1].why}"
+        why = f"what {to} can say of this plan has no price: {handover.rows[-1].why}"
     elif planned["fit"] != "no" and last["fit"] == "no":
         why = (
             f"what {to} can say of this plan does not fit:"
@@ -111,7 +111,7 @@ def refuse_dear(made: Handover, to: str, strategy: Strategy, source: str) -> Non
     raise PlanError(
         "P194",
         why,
-        detail=[row.reason for row in made.rows[2:]],
+        detail=[row.reason for row in handover.rows[2:]],
         help=[
             f"{again} finds the best plan that {to} can say"
             if to in SPACES
@@ -313,10 +313,10 @@ def read_configuration(
     kind = kind or _kind(keys, path, notes)
     keys.first = getattr(LAUNCHERS[kind], "FIRST", ())
     read: Callable[[Keys, int, int], tuple[Settings, list[str]]] = LAUNCHERS[kind].read
-    settings, more = read(keys, devices, domain or devices)
+    settings, more_notes = read(keys, devices, domain or devices)
     started = keys.whole(devices, "num_processes")
     if started != devices:
-        more.append(f"it starts {started} processes, and is priced on {devices} devices")
+        more_notes.append(f"it starts {started} processes, and is priced on {devices} devices")
     launcher = LAUNCHERS[kind]
     say = getattr(launcher, "claims", lambda keys: claims_of(keys, {}))
     claims = say(keys)  # counts as reading them
@@ -328,8 +328,8 @@ def read_configuration(
             f"no key of {path} is read of {kind}: it has {has}",
             help=[*notes[:2], f"--from {'|'.join(LAUNCHERS)}"],
         )
-    more += keys.passed_over.values()
-    return Configuration(kind, settings, (*notes, *more), unread, claims, keys)
+    more_notes += keys.passed_over.values()
+    return Configuration(kind, settings, (*notes, *more_notes), unread, claims, keys)
 
 
 def _kind(keys: Keys, path: str | Path, notes: Sequence[str]) -> str:
@@ -351,12 +351,12 @@ def _is_known(keys: Keys) -> bool:
 
 def _hits(keys: Keys) -> list[str]:
     """Launchers that a key is known of; one alone that has keys nobody else has."""
-    own = [
+    marked = [
         name
         for name, launcher in LAUNCHERS.items()
         if any(k in keys for k in getattr(launcher, "OWN", ()))
     ]
-    return own or [
+    return marked or [
         name
         for name, launcher in LAUNCHERS.items()
         if any(re.fullmatch(launcher.MARKS, key) for key in keys.names())

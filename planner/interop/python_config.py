@@ -102,9 +102,9 @@ class PythonFile:
         outside, _ = self.table("")
         tables = {n: v for n, v in outside.items() if isinstance(v, dict) and fits(v)}
         lists = [n for n, v in tables.items() if any(x in tables.values() for x in v.values())]
-        own = [n for n in tables if n not in lists] if len(tables) > 1 else [""]
+        outer = [n for n in tables if n not in lists] if len(tables) > 1 else [""]
         tables_by_name = {
-            name: self.table(name) for name in (*own, *self.functions) if name[:1] != "_"
+            name: self.table(name) for name in (*outer, *self.functions) if name[:1] != "_"
         }
         fitting = {name: made for name, made in tables_by_name.items() if fits(made[0])}
         if len(fitting) > 1:
@@ -144,31 +144,35 @@ class _Run:
 
     def note(self, at: ast.AST, text: str) -> None:
         """Once each; of other files their names alone."""
-        said = f"line {getattr(at, 'lineno', 0)}: {text}"
+        line = f"line {getattr(at, 'lineno', 0)}: {text}"
         to = self.notes if self.root is self else self.root.undecided
-        said = said if self.root is self else self.module.path.name
-        if said not in to:
-            to.append(said)
+        line = line if self.root is self else self.module.path.name
+        if line not in to:
+            to.append(line)
 
-    def call(self, f: Function, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    def call(self, f: Function, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """What a function returns; a parameter that nobody gives, and that has no default, is a
         table of its own."""
         self.root.depth += 1
         if self.root.depth > DEEPEST:
             raise _TooMuch
         names = [a.arg for a in (*f.args.posonlyargs, *f.args.args)]
-        own: dict[str, Any] = {n: {} for n in (*names, *(a.arg for a in f.args.kwonlyargs))}
+        variables: dict[str, Any] = {n: {} for n in (*names, *(a.arg for a in f.args.kwonlyargs))}
         defaults = f.args.defaults
         for name, default in zip(names[len(names) - len(defaults) :], defaults, strict=True):
-            own[name] = self.value(default, {})
+            variables[name] = self.value(default, {})
         for argument, keyword in zip(f.args.kwonlyargs, f.args.kw_defaults, strict=True):
             if keyword is not None:
-                own[argument.arg] = self.value(keyword, {})
-        own |= dict(zip(names, given, strict=False)) | {k: v for k, v in named.items() if k in own}
+                variables[argument.arg] = self.value(keyword, {})
+        variables |= dict(zip(names, arguments, strict=False)) | {
+            k: v for k, v in named.items() if k in variables
+        }
         before, self.unsure = self.unsure, False
         try:
-            self.follow(f.body, own)
-            tables = [own[n] for n in names if isinstance(own[n], dict) and own[n]]
+            self.follow(f.body, variables)
+            tables = [
+                variables[n] for n in names if isinstance(variables[n], dict) and variables[n]
+            ]
             if tables:  # it sets its parameter and returns nothing
                 return tables[0]
             return UNKNOWN if self.unsure else None
@@ -328,27 +332,27 @@ class _Run:
 
     def _called(self, e: ast.Call, names: dict[str, Any], alone: bool = False) -> Any:
         name = _dotted(e.func)
-        given = [self.value(a, names) for a in e.args if not isinstance(a, ast.Starred)]
+        arguments = [self.value(a, names) for a in e.args if not isinstance(a, ast.Starred)]
         named = {k.arg: self.value(k.value, names) for k in e.keywords if k.arg}
         if name in self.module.functions:
-            return self.call(self.module.functions[name], given, named)
-        if name in NAMING and given and isinstance(given[0], str):
-            return given[0]
+            return self.call(self.module.functions[name], arguments, named)
+        if name in NAMING and arguments and isinstance(arguments[0], str):
+            return arguments[0]
         origin = self.file.modules.origin(self.module, name) if name not in REGISTRIES else None
         if origin is not None and origin[1] in origin[0].functions:
-            return self._elsewhere(origin[0]).call(origin[0].functions[origin[1]], given, named)
+            return self._elsewhere(origin[0]).call(origin[0].functions[origin[1]], arguments, named)
         if name == "isinstance" and len(e.args) == 2:
             types = e.args[1].elts if isinstance(e.args[1], ast.Tuple) else [e.args[1]]
-            return is_instance(given[0], [_dotted(t) for t in types])
+            return is_instance(arguments[0], [_dotted(t) for t in types])
         if name in ("hasattr", "getattr"):
-            return asked(name, given)
-        if isinstance(e.func, ast.Attribute) and e.func.attr in CASES and not given:
+            return asked(name, arguments)
+        if isinstance(e.func, ast.Attribute) and e.func.attr in CASES and not arguments:
             text = self.value(e.func.value, names)
             return CASES[e.func.attr](text) if isinstance(text, str) else UNKNOWN
         last = name.rpartition(".")[2]
-        if last == "replace" and given and isinstance(given[0], dict):
-            return {**given[0], **{k: _with_class(k, v) for k, v in named.items()}}
-        if alone and any(isinstance(x, dict) for x in given):
+        if last == "replace" and arguments and isinstance(arguments[0], dict):
+            return {**arguments[0], **{k: _with_class(k, v) for k, v in named.items()}}
+        if alone and any(isinstance(x, dict) for x in arguments):
             self.note(e, f"{name}, which is not in this file, is not followed")
         elif last[:1].islower() and ("config" in last or "recipe" in last):
             self.note(e, f"what {name}, which is not in this file, sets is not read")

@@ -75,10 +75,10 @@ def combined(operation: type[ast.AST], a: Any, b: Any) -> Any:
     if not issubclass(operation, ast.cmpop) and not _fits(operation, a, b):
         return UNKNOWN
     try:
-        made = f(a, b)
+        value = f(a, b)
     except (ArithmeticError, TypeError, ValueError):
         return UNKNOWN
-    return UNKNOWN if isinstance(made, int) and abs(made) > 2**63 else made
+    return UNKNOWN if isinstance(value, int) and abs(value) > 2**63 else value
 
 
 def _fits(operation: type[ast.AST], a: Any, b: Any) -> bool:
@@ -100,14 +100,18 @@ def either(values: Sequence[Any], every: bool) -> Any:
     return values[-1]
 
 
-def asked(name: str, given: Sequence[Any]) -> Any:
+def asked(name: str, arguments: Sequence[Any]) -> Any:
     """What `isinstance`, `hasattr` and `getattr` say of what is known; None for another name."""
-    if name == "hasattr" and len(given) == 2:
-        held = isinstance(given[0], dict) and isinstance(given[1], str) and given[1] in given[0]
-        return True if held else UNKNOWN
-    if name == "getattr" and len(given) in (2, 3):
-        held = isinstance(given[0], dict) and isinstance(given[1], str)
-        return given[0].get(given[1], UNKNOWN) if held else UNKNOWN
+    if name == "hasattr" and len(arguments) == 2:
+        known = (
+            isinstance(arguments[0], dict)
+            and isinstance(arguments[1], str)
+            and arguments[1] in arguments[0]
+        )
+        return True if known else UNKNOWN
+    if name == "getattr" and len(arguments) in (2, 3):
+        known = isinstance(arguments[0], dict) and isinstance(arguments[1], str)
+        return arguments[0].get(arguments[1], UNKNOWN) if known else UNKNOWN
     return None
 
 

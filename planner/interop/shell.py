@@ -370,17 +370,21 @@ class _Reader:
             if not self._another(text, None):
                 self.script.note(f"line {first.line}: {_shown(text)} is read there, not here")
             return
-        said = tuple(w for t in rest if t.items is None for w in self.script.expand(t.word))
-        if not said:
+        expanded = tuple(w for t in rest if t.items is None for w in self.script.expand(t.word))
+        if not expanded:
             return
-        k = said.index("-c") if "-c" in said[1:] else 0
-        if k and any(w.rpartition("/")[2] in SHELLS for w in said[:k]) and len(said) > k + 1:
-            self.script._run_text(said[k + 1], first.line, self.depth + 1)
+        k = expanded.index("-c") if "-c" in expanded[1:] else 0
+        if (
+            k
+            and any(w.rpartition("/")[2] in SHELLS for w in expanded[:k])
+            and len(expanded) > k + 1
+        ):
+            self.script._run_text(expanded[k + 1], first.line, self.depth + 1)
             return
-        started = said[1:] if said[0].rpartition("/")[2] in SHELLS else said
+        started = expanded[1:] if expanded[0].rpartition("/")[2] in SHELLS else expanded
         if started and self._another(started[0], started[1:]):
             return
-        self.script.commands.append(Command(first.line, said))
+        self.script.commands.append(Command(first.line, expanded))
 
     def _another(self, name: str, arguments: Sequence[str] | None) -> bool:
         """Whether a script that is sourced, or started with arguments, lies near this one; then it
@@ -399,8 +403,8 @@ class _Reader:
         before = {k: v for k, v in script.values.items() if k.isdigit() or k in "@*"}
         stopped = script.stopped
         if arguments is not None:
-            own = {str(k): [word] for k, word in enumerate(arguments, 1)}
-            script.values |= own | {key: list(arguments) for key in "@*"}
+            positional = {str(k): [word] for k, word in enumerate(arguments, 1)}
+            script.values |= positional | {key: list(arguments) for key in "@*"}
         script._run_text(text, 1, self.depth + 1)
         if arguments is not None:
             for name in ("@", "*", *map(str, range(1, len(arguments) + 1))):

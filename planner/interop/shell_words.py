@@ -194,38 +194,38 @@ class Lexer:
 
     def _expansion(self, quoted: bool) -> Piece:
         """What a $ or a backquote begins."""
-        text, at = self.text, self.at
-        if text[at] == "`":
-            end = text.find("`", at + 1)
+        text, start = self.text, self.at
+        if text[start] == "`":
+            end = text.find("`", start + 1)
             if end < 0:
                 raise NotShell("a backquote does not end", self.line)
             self.at = end + 1
-            return Piece("run", text[at + 1 : end], quoted)
-        if text.startswith("$((", at):
-            inside = self._balanced(at + 1, "(", ")")
+            return Piece("run", text[start + 1 : end], quoted)
+        if text.startswith("$((", start):
+            inside = self._balanced(start + 1, "(", ")")
             return Piece("sum", inside.removeprefix("(").removesuffix(")"), quoted)
-        if text.startswith("$(", at):
-            return Piece("run", self._balanced(at + 1, "(", ")"), quoted)
-        if text.startswith("${", at):
-            return Piece("name", self._balanced(at + 1, "{", "}"), quoted)
-        named = NAME.match(text, at + 1)
+        if text.startswith("$(", start):
+            return Piece("run", self._balanced(start + 1, "(", ")"), quoted)
+        if text.startswith("${", start):
+            return Piece("name", self._balanced(start + 1, "{", "}"), quoted)
+        named = NAME.match(text, start + 1)
         if named is None:
-            self.at = at + 1
+            self.at = start + 1
             return Piece("text", "$", quoted)
         name = named[0][:1] if named[0].isdigit() else named[0]
-        self.at = at + 1 + len(name)
+        self.at = start + 1 + len(name)
         return Piece("name", name, quoted)
 
-    def _balanced(self, at: int, opening: str, closing: str) -> str:
-        """What stands between two brackets, the first of them at `at`."""
-        depth, start = 0, at
-        while at < len(self.text):
-            c = self.text[at]
+    def _balanced(self, position: int, opening: str, closing: str) -> str:
+        """What stands between two brackets, the first of them at `position`."""
+        depth, start = 0, position
+        while position < len(self.text):
+            c = self.text[position]
             depth += (c == opening) - (c == closing)
-            at += 2 if c == "\\" else 1
+            position += 2 if c == "\\" else 1
             if depth == 0:
-                inside = self.text[start + 1 : at - 1]
-                self.at, self.line = at, self.line + inside.count("\n")
+                inside = self.text[start + 1 : position - 1]
+                self.at, self.line = position, self.line + inside.count("\n")
                 return inside
         raise NotShell(f"{opening!r} does not end", self.line)
 

@@ -97,12 +97,12 @@ def _yaml(text: str, path: Path) -> Any:
                 for k, v in nodes
             ]
 
-        own = _once(pairs((k, v) for k, v in node.value if k.value != MERGED))
+        plain_keys = _once(pairs((k, v) for k, v in node.value if k.value != MERGED))
         merged: dict[str, Any] = {}
         for _, there in pairs((_plain(k), v) for k, v in node.value if k.value == MERGED):
             for one in there if isinstance(there, list) else [there]:
                 merged = (one if isinstance(one, dict) else {}) | merged
-        return merged | own
+        return merged | plain_keys
 
     def _plain(key: yaml.Node) -> yaml.Node:
         return yaml.ScalarNode("tag:yaml.org,2002:str", key.value)
@@ -179,9 +179,9 @@ def _named(text: str, top: Mapping[str, Any], inside: tuple[Mapping[str, Any], .
     return replaced if computed is None else _computed(computed[1], computed[2]) or replaced
 
 
-def _computed(name: str, given: str) -> int | None:
+def _computed(name: str, arguments: str) -> int | None:
     """NeMo's resolvers of whole numbers; None where they are given something else."""
-    words = [w.strip() for w in given.split(",")]
+    words = [w.strip() for w in arguments.split(",")]
     if len(words) != 2 or not all(re.fullmatch(r"\d{1,12}", w) for w in words):
         return None
     a, b = map(int, words)

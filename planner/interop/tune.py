@@ -212,14 +212,14 @@ class _Said:
         ways = dict.fromkeys((settings.exchanges, WAITING))
         if settings.expert > 1 and self.request.runtime.exchange_slows:
             ways[BESIDE] = None
-        said = dict[Settings, Choice]()
+        choices = dict[Settings, Choice]()
         for exchanges in ways:
             rounds = Rounds(replace(settings, exchanges=exchanges))
             LAUNCHERS[self.launcher].round_off(rounds, self.facts)
-            choice = None if rounds.now in said else self._priced(rounds.now)
+            choice = None if rounds.now in choices else self._priced(rounds.now)
             if choice is not None and choice.memory_bytes <= most_bytes:
-                said[choice.settings] = choice
-        return min(said.values(), key=lambda choice: choice.step_s, default=None)
+                choices[choice.settings] = choice
+        return min(choices.values(), key=lambda choice: choice.step_s, default=None)
 
     def _priced(self, settings: Settings) -> Choice | None:
         try:

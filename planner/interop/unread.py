@@ -44,8 +44,8 @@ def told(unread: Sequence[str]) -> str:
     matter = [k for k in unread if k not in set(rest)]
     listed = matter[:LISTED]
     parts = [", ".join(listed)] if listed else []
-    more = len(matter) - len(listed)
-    parts += [f"{more} more"] if more else []
+    others = len(matter) - len(listed)
+    parts += [f"{others} more"] if others else []
     parts += [f"{len(rest)} of data, logging, saving and learning"] if rest else []
     return " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
 

@@ -58,12 +58,12 @@ class Prepared(BackendRep):
         if isinstance(inputs, Mapping):
             values = dict(inputs)
         else:
-            given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
-            if len(given) > len(self.names):
+            listed = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+            if len(listed) > len(self.names):
                 raise PlanError(
-                    "P172", f"{len(given)} inputs are given, the model has {len(self.names)}"
+                    "P172", f"{len(listed)} inputs are given, the model has {len(self.names)}"
                 )
-            values = dict(zip(self.names, given, strict=False))
+            values = dict(zip(self.names, listed, strict=False))
         missing = [n for n in self.names if n not in values]
         if missing:
             raise PlanError("P172", f"input {missing[0]!r} is not given")

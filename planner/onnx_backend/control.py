@@ -89,19 +89,21 @@ def scan(call: Call) -> tuple[Value, ...]:
         ]
         results = call.machine.subgraph(call, body, [*state, *picked])
         state = results[: len(state)]
-        for own, row in zip(rows, results[len(state) :], strict=True):
-            own.append(as_array(row))
+        for column, row in zip(rows, results[len(state) :], strict=True):
+            column.append(as_array(row))
     outputs = []
-    for own, info, axis, back in zip(
+    for column, info, axis, back in zip(
         rows,
         body.output[len(state) :],
         call.attr("scan_output_axes", [0] * count),
         back_out,
         strict=True,
     ):
-        own = own[::-1] if back else own
+        column = column[::-1] if back else column
         outputs.append(
-            np.stack(own, axis if axis >= 0 else axis + own[0].ndim + 1) if own else _no_rows(info)
+            np.stack(column, axis if axis >= 0 else axis + column[0].ndim + 1)
+            if column
+            else _no_rows(info)
         )
     return (*state, *outputs)
 
@@ -129,12 +131,12 @@ def scan_batched(call: Call) -> tuple[Value, ...]:
                 [*state, *(x[b, n - 1 - t if r else t] for x, r in zip(inputs, back, strict=True))],
             )
             state = results[: len(state)]
-            for own, row in zip(rows, results[len(state) :], strict=True):
-                own.append(as_array(row))
+            for column, row in zip(rows, results[len(state) :], strict=True):
+                column.append(as_array(row))
         padded = [
             np.concatenate([np.stack(r), np.zeros((longest - n, *r[0].shape), r[0].dtype)])
             for r in rows
         ]
-        for own, made in zip(outputs, [*(as_array(s) for s in state), *padded], strict=True):
-            own.append(made)
+        for column, value in zip(outputs, [*(as_array(s) for s in state), *padded], strict=True):
+            column.append(value)
     return tuple(np.stack(o) for o in outputs)

@@ -65,8 +65,10 @@ def schema_body(
     if not body.node and schema.has_function:
         versions = [v for v in schema.function_opset_versions if v <= opset]
         if versions:
-            made = schema.get_function_with_opset_version(versions[-1])
-            body.ParseFromString(made if isinstance(made, bytes) else made.SerializeToString())
+            function = schema.get_function_with_opset_version(versions[-1])
+            body.ParseFromString(
+                function if isinstance(function, bytes) else function.SerializeToString()
+            )
     if not body.node:
         return None
     for name, attribute in schema.attributes.items():

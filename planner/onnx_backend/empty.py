@@ -43,10 +43,10 @@ _WAYS: dict[str, Callable[..., np.ndarray]] = {
 @handles(*_WAYS)
 def reduce(call: Call) -> Value:
     """Sum, product, extremes and norms over axes."""
-    x, given = as_array(call.get(0)), call.get(1)
+    x, axes_input = as_array(call.get(0)), call.get(1)
     if x.size:
         raise Refused(f"{call.node.op_type} of {x.dtype.name}")
-    axes = list(as_array(given)) if given is not None else list(call.attr("axes", []))
+    axes = list(as_array(axes_input)) if axes_input is not None else list(call.attr("axes", []))
     if not axes and call.attr("noop_with_empty_axes", 0):
         return x
     over = tuple(int(a) % x.ndim for a in axes) or tuple(range(x.ndim))

@@ -95,9 +95,9 @@ class Machine:
         reason = f"no way to run {node.op_type}"
         if self._planned(node, domain, inputs):
             try:
-                made = self._kernel(node, inputs, attributes, scope)
+                outputs = self._kernel(node, inputs, attributes, scope)
                 self.ways["kernel"] += 1
-                return made
+                return outputs
             except PlanError as error:
                 reason = "; ".join([error.what, *(d.strip() for d in error.detail[:1])])
         handler = handler_of(domain, node.op_type, opset)
@@ -105,9 +105,9 @@ class Machine:
             values = {
                 n: attribute_value(a) if a.type not in _RAW else a for n, a in attributes.items()
             }
-            made = handler(Call(node, inputs, values, opset, self, scope))
+            outputs = handler(Call(node, inputs, values, opset, self, scope))
             self.ways["handler"] += 1
-            return list(made) if isinstance(made, tuple) else [made]
+            return list(outputs) if isinstance(outputs, tuple) else [outputs]
         function = schema_body(node, domain, opset, inputs, attributes)
         if function is None:
             raise Refused(reason)
@@ -138,8 +138,8 @@ class Machine:
         if key not in self.programs:
             self.programs[key] = Static(single_node(node, inputs, attributes, scope.opsets))
         values = {f"x{k}": v for k, v in enumerate(inputs) if v is not None}
-        made = iter(self.programs[key](values))
-        return [next(made) if o else None for o in node.output]
+        results = iter(self.programs[key](values))
+        return [next(results) if o else None for o in node.output]
 
     def function(
         self,
@@ -150,20 +150,20 @@ class Machine:
         opset: int | None,
     ) -> list[Value]:
         """Outputs of a function body; `opset` is that of the operator it stands for, if any."""
-        given = (*inputs, *[None] * len(body.input))
+        values = (*inputs, *[None] * len(body.input))
         attrs = {a.name: a for a in body.attribute_proto} | dict(attributes)
         opsets = _opsets(body.opset_import) or dict(scope.opsets)
         inner = Scope(
-            dict(zip(body.input, given, strict=False)), None, opsets, attrs, scope.depth + 1
+            dict(zip(body.input, values, strict=False)), None, opsets, attrs, scope.depth + 1
         )
         self.nodes(body.node, inner)
         return [inner.find(o) for o in body.output]
 
     def subgraph(self, call: Call, graph: Any, inputs: Sequence[Value]) -> list[Value]:
         """Outputs of a node's subgraph on given inputs."""
-        given = [np.asarray(v) if isinstance(v, np.generic) else v for v in inputs]
+        values = [np.asarray(v) if isinstance(v, np.generic) else v for v in inputs]
         return self.graph(
-            graph, call.scope.inner(dict(zip((i.name for i in graph.input), given, strict=True)))
+            graph, call.scope.inner(dict(zip((i.name for i in graph.input), values, strict=True)))
         )
 
 

@@ -42,8 +42,8 @@ def filled(call: Call) -> Value:
     """One value, as often as a shape says."""
     from onnx import numpy_helper
 
-    given = call.attr("value")
-    value = np.zeros(1, np.float32) if given is None else numpy_helper.to_array(given)
+    fill = call.attr("value")
+    value = np.zeros(1, np.float32) if fill is None else numpy_helper.to_array(fill)
     return np.full(tuple(as_array(call.get(0)).tolist()), value.reshape(-1)[0], value.dtype)
 
 
@@ -162,10 +162,10 @@ _TERMS = {
 @handles(*_TERMS)
 def cosine_window(call: Call) -> Value:
     """Hann, Hamming and Blackman windows."""
-    made = window(
+    weights = window(
         int(as_array(call.get(0))), bool(call.attr("periodic", 1)), _TERMS[call.node.op_type]
     )
-    return made.astype(element_type(call.attr("output_datatype", 1)))
+    return weights.astype(element_type(call.attr("output_datatype", 1)))
 
 
 @handles("MelWeightMatrix")
@@ -176,10 +176,10 @@ def mel(call: Call) -> Value:
     low, high = (float(as_array(v)) for v in call.inputs[3:5])
     first_mel, last_mel = (2595 * np.log10(1 + hertz / 700) for hertz in (low, high))
     edges = np.asarray(np.linspace(first_mel, last_mel, bands + 2, endpoint=False))
-    at = np.floor((length + 1) * 700 * (10 ** (edges / 2595) - 1) / rate).astype(int)
+    bins = np.floor((length + 1) * 700 * (10 ** (edges / 2595) - 1) / rate).astype(int)
     out = np.zeros((length // 2 + 1, bands))
     for band in range(bands):
-        first, centre, last = at[band : band + 3]
+        first, centre, last = bins[band : band + 3]
         if first == centre:
             out[centre, band] = 1
         else:

@@ -60,9 +60,9 @@ def encode(call: Call) -> Value:
             else call.attr("default_float", -0.0)
         )
     table = dict(zip((_key(k) for k in keys[0]), values[0], strict=True))
-    made = np.empty(x.size, dtype)
-    made[:] = [table.get(_key(v), default) for v in x.reshape(-1).tolist()]
-    return made.reshape(x.shape)
+    encoded = np.empty(x.size, dtype)
+    encoded[:] = [table.get(_key(v), default) for v in x.reshape(-1).tolist()]
+    return encoded.reshape(x.shape)
 
 
 def _key(value: Any) -> Any:
@@ -97,26 +97,28 @@ def trees(call: Call) -> Value:
     if "membership_values" in call.attrs:
         for v in get("membership_values").tolist():
             members[-1].add(v) if not np.isnan(v) else members.append(set())
-    own = np.cumsum(modes == 6) - (modes == 6)
+    member_set = np.cumsum(modes == 6) - (modes == 6)
     missing = call.attr("nodes_missing_value_tracks_true", [0] * len(modes))
     totals: list[list[list[float]]] = [[[] for _ in range(call.attr("n_targets"))] for _ in x]
     for sample, row in zip(totals, x, strict=True):
         for root in call.attr("tree_roots"):
-            at, leaf = root, False
+            node, leaf = root, False
             while not leaf:
-                v = row[features[at]]
+                v = row[features[node]]
                 holds = (
-                    v in members[own[at]]
-                    if modes[at] == 6
-                    else bool(_COMPARE[int(modes[at])](v, splits[at]))
+                    v in members[member_set[node]]
+                    if modes[node] == 6
+                    else bool(_COMPARE[int(modes[node])](v, splits[node]))
                 )
-                holds = holds or bool(missing[at] and np.isnan(v))
-                leaf, at = (bool(yes_leaf[at]), yes[at]) if holds else (bool(no_leaf[at]), no[at])
-            sample[targets[at]].append(float(weights[at]))
+                holds = holds or bool(missing[node] and np.isnan(v))
+                leaf, node = (
+                    (bool(yes_leaf[node]), yes[node]) if holds else (bool(no_leaf[node]), no[node])
+                )
+            sample[targets[node]].append(float(weights[node]))
     join: Any = {0: np.mean, 1: np.sum, 2: np.min, 3: np.max}[
         int(call.attr("aggregate_function", 1))
     ]
-    made = np.asarray([[join(v) if v else 0.0 for v in sample] for sample in totals], x.dtype)
+    scores = np.asarray([[join(v) if v else 0.0 for v in sample] for sample in totals], x.dtype)
     if call.attr("post_transform", 0) != 0:
         raise Refused("a post-transform of scores")
-    return made
+    return scores

@@ -34,28 +34,28 @@ def static(model: Any, values: Mapping[str, np.ndarray], built: Sequence[str]) -
     """A copy of the model with the inputs' shapes, and the `built` ones as initializers."""
     from onnx import ModelProto, numpy_helper
 
-    made = ModelProto()
-    made.CopyFrom(model)
-    given = list(made.graph.input)
-    del made.graph.input[:]
-    old = [t for t in made.graph.initializer if t.name not in values]
-    del made.graph.initializer[:]
-    made.graph.initializer.extend(old)
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    inputs = list(copy.graph.input)
+    del copy.graph.input[:]
+    old = [t for t in copy.graph.initializer if t.name not in values]
+    del copy.graph.initializer[:]
+    copy.graph.initializer.extend(old)
     kept = {t.name for t in old}
-    for info in given:
+    for info in inputs:
         if info.name in kept:
             continue
         if info.name in built:
-            made.graph.initializer.append(numpy_helper.from_array(values[info.name], info.name))
+            copy.graph.initializer.append(numpy_helper.from_array(values[info.name], info.name))
             continue
-        new = made.graph.input.add()
+        new = copy.graph.input.add()
         new.CopyFrom(info)
         shape = new.type.tensor_type.shape
         del shape.dim[:]
         shape.SetInParent()
         for n in values[info.name].shape:
             shape.dim.add().dim_value = n
-    return made
+    return copy
 
 
 class Static:

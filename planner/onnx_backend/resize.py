@@ -31,11 +31,13 @@ def _cubic(a: float) -> Weights:
     return weights
 
 
-def _rounded(at: np.ndarray, mode: str) -> np.ndarray:
-    half_down, half_up = np.ceil(at - 0.5), np.floor(at + 0.5)
-    return {"floor": np.floor(at), "ceil": np.ceil(at), "round_prefer_ceil": half_up}.get(
-        mode, half_down
-    )
+def _rounded(positions: np.ndarray, mode: str) -> np.ndarray:
+    half_down, half_up = np.ceil(positions - 0.5), np.floor(positions + 0.5)
+    return {
+        "floor": np.floor(positions),
+        "ceil": np.ceil(positions),
+        "round_prefer_ceil": half_up,
+    }.get(mode, half_down)
 
 
 def _positions(
@@ -53,14 +55,14 @@ def _positions(
         if out > 1:
             return first * (size - 1) + i * (last - first) * (size - 1) / (length - 1)
         return np.full(out, 0.5 * (first + last) * (size - 1))
-    at = (i + 0.5) / scale - 0.5
+    positions = (i + 0.5) / scale - 0.5
     if mode == "pytorch_half_pixel" and length <= 1:
         return i * 0
     if (
         mode == "half_pixel_symmetric"
     ):  # the centre stays where it is though the output is rounded down
-        at += size / 2 * (1 - out / length)
-    return at
+        positions += size / 2 * (1 - out / length)
+    return positions
 
 
 def matrix(out: int, size: int, scale: float, roi: tuple[float, float], call: Call) -> np.ndarray:
@@ -68,11 +70,11 @@ def matrix(out: int, size: int, scale: float, roi: tuple[float, float], call: Ca
     be filled."""
     coordinate = str(call.attr("coordinate_transformation_mode", "half_pixel"))
     mode = str(call.attr("mode", "nearest"))
-    at = _positions(out, size, scale, roi, coordinate)
+    positions = _positions(out, size, scale, roi, coordinate)
     rows = np.zeros((out, size))
     if mode == "nearest":
         picked = np.clip(
-            _rounded(at, str(call.attr("nearest_mode", "round_prefer_floor"))), 0, size - 1
+            _rounded(positions, str(call.attr("nearest_mode", "round_prefer_floor"))), 0, size - 1
         ).astype(int)
         rows[np.arange(out), picked] = 1
     else:
@@ -83,14 +85,14 @@ def matrix(out: int, size: int, scale: float, roi: tuple[float, float], call: Ca
         )
         shrink = min(scale, 1.0) if call.attr("antialias", 0) else 1.0
         span = int(np.ceil(reach / shrink)) + 1
-        taps = np.floor(at)[:, None] + np.arange(-span, span + 1)
-        weights = kernel((taps - at[:, None]) * shrink)
+        taps = np.floor(positions)[:, None] + np.arange(-span, span + 1)
+        weights = kernel((taps - positions[:, None]) * shrink)
         if call.attr("exclude_outside", 0):
             weights = np.where((taps >= 0) & (taps < size), weights, 0.0)
         weights = weights / weights.sum(1, keepdims=True)
         np.add.at(rows, (np.arange(out)[:, None], np.clip(taps, 0, size - 1).astype(int)), weights)
     if coordinate == "tf_crop_and_resize":
-        rows[(at < 0) | (at > size - 1)] = np.nan
+        rows[(positions < 0) | (positions > size - 1)] = np.nan
     return rows
 
 
@@ -124,7 +126,7 @@ def resize(call: Call) -> Value:
         if call.get(1) is None or not as_array(call.get(1)).size
         else as_array(call.get(1)).tolist()
     )
-    made = x.astype(np.float64)
+    resized = x.astype(np.float64)
     for k, axis in enumerate(axes):
         if (
             outs[k] == x.shape[axis]
@@ -133,6 +135,6 @@ def resize(call: Call) -> Value:
         ):
             continue
         weights = matrix(outs[k], x.shape[axis], scales[k], (roi[k], roi[k + len(axes)]), call)
-        made = np.moveaxis(np.tensordot(weights, made, (1, axis)), 0, axis)
-    filled = np.where(np.isnan(made), float(call.attr("extrapolation_value", 0.0)), made)
+        resized = np.moveaxis(np.tensordot(weights, resized, (1, axis)), 0, axis)
+    filled = np.where(np.isnan(resized), float(call.attr("extrapolation_value", 0.0)), resized)
     return (np.rint(filled) if x.dtype.kind in "iu" else filled).astype(x.dtype)

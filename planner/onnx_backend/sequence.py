@@ -92,10 +92,10 @@ def over(call: Call) -> Value:
     rows: list[list[Value]] = [[] for _ in body.output]
     for k, element in enumerate(first):
         others = [v[k] if isinstance(v, list) else v for v in call.inputs[1:]]
-        for own, made in zip(
+        for column, value in zip(
             rows, call.machine.subgraph(call, body, [element, *others]), strict=True
         ):
-            own.append(made)
+            column.append(value)
     return tuple(rows)
 
 
@@ -110,13 +110,13 @@ def concat(call: Call) -> Value:
 @handles("SplitToSequence")
 def split(call: Call) -> Value:
     """Pieces along an axis, of given lengths or of one each."""
-    x, given = as_array(call.get(0)), call.get(1)
+    x, sizes = as_array(call.get(0)), call.get(1)
     axis = call.axis(x.ndim)
     size = x.shape[axis]
-    if given is None:
+    if sizes is None:
         pieces = np.split(x, size, axis)
         return (pieces if call.attr("keepdims", 1) else [p.squeeze(axis) for p in pieces],)
-    lengths = as_array(given)
+    lengths = as_array(sizes)
     cuts = (
         np.arange(int(lengths), size, int(lengths))
         if lengths.ndim == 0

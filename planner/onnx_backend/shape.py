@@ -45,9 +45,9 @@ def unsqueeze(call: Call) -> Value:
 
 
 def _axes(call: Call) -> list[int] | None:
-    given = call.get(1)
-    if given is not None:
-        return [int(a) for a in as_array(given)]
+    axes_input = call.get(1)
+    if axes_input is not None:
+        return [int(a) for a in as_array(axes_input)]
     return call.attr("axes")
 
 
@@ -83,14 +83,14 @@ def gather(call: Call) -> Value:
 @handles("Split", since=13)
 def split(call: Call) -> Value:
     """Pieces along an axis, equal (the last may be smaller) or of given lengths."""
-    x, given = as_array(call.get(0)), call.get(1)
+    x, sizes = as_array(call.get(0)), call.get(1)
     axis = call.axis(x.ndim)
-    if given is None:
+    if sizes is None:
         count = int(call.attr("num_outputs", len(call.node.output)))
         step = -(-x.shape[axis] // count)
         cuts = [min(k * step, x.shape[axis]) for k in range(1, count)]
     else:
-        cuts = np.cumsum(as_array(given))[:-1].tolist()
+        cuts = np.cumsum(as_array(sizes))[:-1].tolist()
     return tuple(np.split(x, cuts, axis))
 
 

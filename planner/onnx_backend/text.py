@@ -71,12 +71,12 @@ def tf_idf(call: Call) -> Value:
     starts, places = call.attr("ngram_counts"), call.attr("ngram_indexes")
     pool: list[object] = list(call.attr("pool_strings") or call.attr("pool_int64s"))
     grams: dict[tuple[object, ...], int] = {}
-    at = 0
+    next_number = 0
     for n, first in enumerate(starts, 1):
         last = starts[n] if n < len(starts) else len(pool)
         for k in range(first, last, n):
-            grams[tuple(pool[k : k + n])] = at
-            at += 1
+            grams[tuple(pool[k : k + n])] = next_number
+            next_number += 1
     weights = np.asarray(call.attr("weights") or [1.0] * len(grams), np.float32)
     rows = x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x[None]
     out = np.zeros((len(rows), max(places) + 1), np.float32)

@@ -23,9 +23,9 @@ def _each(call: Call, groups: int, step: Step) -> tuple[Value, ...]:
     rate, count = (as_array(v) for v in call.inputs[:2])
     rest = [as_array(v) for v in call.inputs[2:]]
     n = len(rest) // groups
-    made = [step(rate, int(count), *rest[k::n]) for k in range(n)]
+    updates = [step(rate, int(count), *rest[k::n]) for k in range(n)]
     return tuple(
-        np.asarray(own[g]).astype(rest[0].dtype) for g in range(groups - 1) for own in made
+        np.asarray(update[g]).astype(rest[0].dtype) for g in range(groups - 1) for update in updates
     )
 
 
@@ -105,8 +105,8 @@ def gradient(call: Call) -> tuple[Value, ...]:
         return run({**values, **xs}, weights)[0].sum()
 
     with jax.enable_x64(True):
-        made = jax.grad(total)({n: values[n] for n in names})
-    return tuple(np.asarray(made[n]) for n in names)
+        gradients = jax.grad(total)({n: values[n] for n in names})
+    return tuple(np.asarray(gradients[n]) for n in names)
 
 
 def _between(model: Any, values: dict[str, Value], target: str) -> Any:
@@ -114,14 +114,14 @@ def _between(model: Any, values: dict[str, Value], target: str) -> Any:
     becomes its output."""
     from onnx import ModelProto, helper
 
-    made = ModelProto()
-    made.CopyFrom(model)
+    copy = ModelProto()
+    copy.CopyFrom(model)
     wanted, nodes = {target}, []
     for node in reversed(model.graph.node):
         if wanted & set(node.output) - set(values):
             nodes.append(node)
             wanted |= set(node.input)
-    del made.graph.node[:], made.graph.output[:]
-    made.graph.node.extend(reversed(nodes))
-    made.graph.output.append(helper.make_empty_tensor_value_info(target))
-    return made
+    del copy.graph.node[:], copy.graph.output[:]
+    copy.graph.node.extend(reversed(nodes))
+    copy.graph.output.append(helper.make_empty_tensor_value_info(target))
+    return copy

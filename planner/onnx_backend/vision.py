@@ -35,7 +35,7 @@ def _roi_align(call: Call, shift: float) -> Value:
         call.attr("mode", "avg") == "max",
     )
     out = np.zeros((len(regions), x.shape[1], rows, columns), np.float64)
-    for own, region, sample in zip(
+    for cells, region, sample in zip(
         out, regions.astype(np.float64) * scale - shift, samples.tolist(), strict=True
     ):
         left, top, right, bottom = region
@@ -51,7 +51,7 @@ def _roi_align(call: Call, shift: float) -> Value:
         points = (
             np.max(parts, 0) if most else np.sum(parts, 0)
         )  # the maximum is over weighted neighbours, as ONNX defines it
-        own[:] = points.max((2, 4)) if most else points.mean((2, 4))
+        cells[:] = points.max((2, 4)) if most else points.mean((2, 4))
     return out.astype(x.dtype)
 
 
@@ -66,13 +66,13 @@ def _cell_points(start: float, length: float, cells: int, ratio: int) -> np.ndar
     return start + (np.arange(cells)[:, None] + (np.arange(count) + 0.5) / count) * step
 
 
-def _corners(at: np.ndarray, size: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _corners(positions: np.ndarray, size: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Weights and indices of the two neighbours of each position; positions beyond the border by
     more than one count as zero."""
-    outside = (at < -1) | (at > size)
-    at = np.clip(at, 0, size - 1)
-    low = np.floor(at).astype(int)
-    part = at - low
+    outside = (positions < -1) | (positions > size)
+    positions = np.clip(positions, 0, size - 1)
+    low = np.floor(positions).astype(int)
+    part = positions - low
     return [np.where(outside, 0, 1 - part), np.where(outside, 0, part)], [
         low,
         np.minimum(low + 1, size - 1),

@@ -113,13 +113,13 @@ class Asked:
             rows = (*rows, {**row, **a.figures(), **a.outcome.row()})
         length = joint.step.service.length
         if apart and taken:
-            said = {**told(apart.outcome, traffic, seed), **apart.said()}
+            figures = {**told(apart.outcome, traffic, seed), **apart.said()}
             room = _sequences(apart.decode.limits, length, bool(apart.decode.state_bytes))
             room *= apart.replicas[1]
-            return ServingResult(self, joint, apart, rows, room, None, said, apart.outcome)
-        said = {**told(best.outcome, traffic, seed), **figures_of(best.courses, best.limits)}
+            return ServingResult(self, joint, apart, rows, room, None, figures, apart.outcome)
+        figures = {**told(best.outcome, traffic, seed), **figures_of(best.courses, best.limits)}
         room = _sequences(best.limits, length, bool(best.pair.state_bytes)) * best.pair.replicas
-        return ServingResult(self, joint, best.pair, rows, room, None, said, best.outcome)
+        return ServingResult(self, joint, best.pair, rows, room, None, figures, best.outcome)
 
 
 def _sequences(limits: Limits, length: int, states: bool) -> int:

@@ -98,8 +98,8 @@ def form_of(proto: Any, name: str, dims: Mapping[str, int] | None = None) -> For
     """The form of a model's cache; dims: values of symbolic ones. Raises PlanError P220 where it
     has none, P221 where it is wired in a way that is not understood."""
     graph = proto.graph
-    held = {t.name for t in graph.initializer}
-    inputs = {i.name: i for i in graph.input if i.name not in held}
+    stored = {t.name for t in graph.initializer}
+    inputs = {i.name: i for i in graph.input if i.name not in stored}
     kept = _states(inputs, {o.name: o for o in graph.output}, name)
     going = {present for _, present, _ in kept}
     pasts = {
@@ -205,14 +205,14 @@ def _counts(proto: Any, pasts: Mapping[str, Any]) -> bool:
 
 
 def _size(value: Any, dim: int, name: str, dims: Mapping[str, int]) -> int:
-    said = value.type.tensor_type.shape.dim[dim]
-    size = int(said.dim_value) or dims.get(said.dim_param, 0)
+    extent = value.type.tensor_type.shape.dim[dim]
+    size = int(extent.dim_value) or dims.get(extent.dim_param, 0)
     if size < 1:
         what = f"how many {'heads' if dim == 1 else 'features a head'} the cache {value.name!r} has"
-        if not said.dim_param:
+        if not extent.dim_param:
             raise _unclear(name, what)
         raise PlanError(
-            "P221", f"{name}: it is not clear {what}", help=[f"add --dim {said.dim_param}=?"]
+            "P221", f"{name}: it is not clear {what}", help=[f"add --dim {extent.dim_param}=?"]
         )
     return size
 

@@ -158,15 +158,15 @@ class Replica:
             return []
         if not self.passing and not self._admits():
             return []
-        left = max(1, self.limits.step_tokens - len(self.generating))
+        tokens_left = max(1, self.limits.step_tokens - len(self.generating))
         chunks: list[tuple[list[int], int]] = []
-        while left and (len(chunks) < len(self.passing) or self._admits()):
+        while tokens_left and (len(chunks) < len(self.passing) or self._admits()):
             if len(chunks) == len(self.passing):
                 self.passing.append([self._admit(), 0])
-            at = self.passing[len(chunks)]
-            tokens = min(left, self.prompt[at[0]] - at[1])
-            chunks.append((at, tokens))
-            left -= tokens
+            passing = self.passing[len(chunks)]
+            tokens = min(tokens_left, self.prompt[passing[0]] - passing[1])
+            chunks.append((passing, tokens))
+            tokens_left -= tokens
         return chunks
 
     def _join(self, request: int) -> None:
@@ -198,9 +198,9 @@ class Replica:
         """A step with tokens of prompts, and those after it that are like it."""
         sequences, steps = len(self.generating), self._alike(chunks)
         rows, pairs = sequences, 0.0
-        for at, tokens in chunks:
+        for passing, tokens in chunks:
             rows += tokens
-            pairs += tokens * (at[1] + (tokens + 1) / 2)
+            pairs += tokens * (passing[1] + (tokens + 1) / 2)
         base_s, pair_s = self.prices.prompt(rows)
         seconds, longer_s = base_s + pair_s * pairs, pair_s * chunks[0][1] ** 2
         seconds += self.prices.state_s * (sequences + len(chunks))
@@ -210,10 +210,10 @@ class Replica:
             longer_s += key_s * sequences
         self._pass(steps * seconds + longer_s * steps * (steps - 1) / 2, steps)
         done = 0  # the first ones: only the last of a step may be cut short
-        for at, tokens in chunks:
-            request = at[0]
-            at[1] += steps * tokens
-            if at[1] == self.prompt[request]:
+        for passing, tokens in chunks:
+            request = passing[0]
+            passing[1] += steps * tokens
+            if passing[1] == self.prompt[request]:
                 done += 1
                 self.first[request] = self.now
                 self._join(request)
@@ -222,10 +222,10 @@ class Replica:
     def _alike(self, chunks: list[tuple[list[int], int]]) -> int:
         """How many steps take as many tokens of one prompt, until it ends or a sequence does: while
         it fills them no other request gets in."""
-        at, tokens = chunks[0]
+        passing, tokens = chunks[0]
         if len(chunks) > 1 or tokens < self.limits.step_tokens - len(self.generating):
             return 1
-        steps = (self.prompt[at[0]] - at[1]) // tokens
+        steps = (self.prompt[passing[0]] - passing[1]) // tokens
         return min(steps, self.generating[0][0] - self.steps) if self.generating else steps
 
     def _alone(self) -> None:

@@ -102,10 +102,10 @@ class Priced:
 
     def like(self, other: Priced) -> bool:
         """Whether both are the same plans on one mesh."""
-        each = [(p.prompts.best, p.step.best) for p in (self, other)]
+        plans = [(p.prompts.best, p.step.best) for p in (self, other)]
         return all(
             a is not None and b is not None and (a.mesh, a.plan) == (b.mesh, b.plan)
-            for a, b in zip(*each, strict=True)
+            for a, b in zip(*plans, strict=True)
         )
 
     def beats(self, other: Priced) -> bool:
@@ -311,8 +311,8 @@ class Joint:
                 nodes = weight_pins(result.base, result.best.plan, other.graph(1))
                 if nodes not in tried:
                     tried.append(nodes)
-                    held = replace(free, nodes={**pins.nodes, **nodes})
-                    if pair := self.pair(f"{name}{label}", held, replicas, split):
+                    pinned = replace(free, nodes={**pins.nodes, **nodes})
+                    if pair := self.pair(f"{name}{label}", pinned, replicas, split):
                         yield pair
         if hand:
             yield hand
@@ -323,11 +323,11 @@ class Joint:
         launch_s = Pricer(
             self.request.topology, step.best.mesh, self.request.runtime, self.request.recipe
         ).kernel_s(0.0, 0.0, self.request.recipe.compute)
-        first, each = (
+        ttft, tpot = (
             prompts.bound_of_all_s + launch_s,
             step.bound_of_all_s + 2 * launch_s,
         )  # caches are written
-        return {"ttft": first, "tpot": each, "throughput": 1 / self.speed(first, each, wave)}
+        return {"ttft": ttft, "tpot": tpot, "throughput": 1 / self.speed(ttft, tpot, wave)}
 
     def speed(self, ttft_s: float, tpot_s: float, wave: int) -> float:
         """Tokens a second and device: every prompt is passed, then all sequences generate."""
@@ -349,8 +349,8 @@ class Joint:
             result = self.solve(model, pins)
             if result is not None and result.best is not None:
                 weights = weight_pins(result.base, result.best.plan, other.graph(1))
-                held = replace(pins, nodes={**pins.nodes, **weights})
-                pair = self.pair(label, held, replicas, split)
+                pinned = replace(pins, nodes={**pins.nodes, **weights})
+                pair = self.pair(label, pinned, replicas, split)
                 if pair:
                     return pair
         return None
@@ -394,18 +394,23 @@ class Joint:
     ) -> Priced | None:
         """The pair's figures; None where the phases keep a weight in different layouts."""
         assert prompts.best is not None and step.best is not None
-        first, each = self.phase(prompts.base, prompts.best), self.phase(step.base, step.best)
-        if not same_weights(first.flow, each.flow, self.kept):
+        prompts_phase, step_phase = (
+            self.phase(prompts.base, prompts.best),
+            self.phase(step.base, step.best),
+        )
+        if not same_weights(prompts_phase.flow, step_phase.flow, self.kept):
             return None
         compute, wave = self.request.recipe.compute, self.prompts(replicas).rows
-        cache, state = self.cache_bytes(each), self.state_bytes(each)
+        cache, state = self.cache_bytes(step_phase), self.state_bytes(step_phase)
         half = self.half_step(replicas, step.best)
-        ttft = first.seconds() + each.pricer.kernel_s(0.0, self._handed(each, wave), compute)
-        tpot = (each.seconds(half) if half else each.step_s) + 2 * each.pricer.kernel_s(
-            0.0, 2 * self.token_bytes(each), compute
+        ttft = prompts_phase.seconds() + step_phase.pricer.kernel_s(
+            0.0, self._handed(step_phase, wave), compute
         )
-        peak = self.peak_bytes(first, each, wave)
-        weights = int(each.cost.memory.parameters - cache - state)
+        tpot = (
+            step_phase.seconds(half) if half else step_phase.step_s
+        ) + 2 * step_phase.pricer.kernel_s(0.0, 2 * self.token_bytes(step_phase), compute)
+        peak = self.peak_bytes(prompts_phase, step_phase, wave)
+        weights = int(step_phase.cost.memory.parameters - cache - state)
         return Priced(
             label=label,
             replicas=replicas,
@@ -418,7 +423,7 @@ class Joint:
             tokens_per_s_per_device=self.speed(ttft, tpot, wave),
             memory_bytes=peak,
             cache_bytes=int(cache),
-            token_bytes=self.token_bytes(each) * replicas / self.step.service.concurrency,
+            token_bytes=self.token_bytes(step_phase) * replicas / self.step.service.concurrency,
             weights_bytes=weights,
             fits=peak <= self.request.limit_bytes,
             state_bytes=int(state),
@@ -496,8 +501,8 @@ class Joint:
             return states * share
         kept = step.pricer.itemsize(graph.tensors[self.pasts[0]].dtype)
         wider = step.pricer.itemsize("float32") / kept  # they are made in the type computed in
-        made = self.token_bytes(step) * wider * self.step.service.prompt
-        return (self.cache_bytes(step) + made + states) * share
+        new_bytes = self.token_bytes(step) * wider * self.step.service.prompt
+        return (self.cache_bytes(step) + new_bytes + states) * share
 
     def peak_bytes(self, prompts: Phase, step: Phase, wave: int) -> int:
         """The larger peak of the two phases; while prompts are passed the caches are there, and the

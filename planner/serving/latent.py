@@ -114,8 +114,8 @@ def _latent(graph: Graph, node: Node, presents: frozenset[str]) -> Latent | None
 
 def _maker(graph: Graph, name: str) -> Node | None:
     """The node that makes a tensor."""
-    at = graph.producer.get(name)
-    return None if at is None else graph.nodes[at]
+    maker = graph.producer.get(name)
+    return None if maker is None else graph.nodes[maker]
 
 
 def _joins_two(node: Node | None) -> bool:
@@ -145,10 +145,10 @@ def _spread(graph: Graph, name: str, presents: frozenset[str]) -> Spread | None:
 
     start = 0
     if cut := made(name, "Split", "Slice"):
-        at = _first_column(graph, cut, name)
-        if at is None:
+        column = _first_column(graph, cut, name)
+        if column is None:
             return None
-        name, start = cut.inputs[0], at
+        name, start = cut.inputs[0], column
     heads = made(name, "Transpose")
     apart = heads and heads.attrs["perm"] == HEADS_LAST and made(heads.inputs[0], "Reshape")
     product = apart and made(apart.inputs[0], "MatMul")

@@ -196,8 +196,8 @@ class PhaseModel(Model):
         """Attention -> what it sees in a step with a full cache, where that is not all. Raises
         PlanError P221 where it is neither the last tokens nor a chunk's."""
         total = self.service.length + 1
-        for (more, padding), seen in self.sights.items():
-            if more >= total and not padding and set(seen.values()) <= {more}:
+        for (total_tokens, padding), seen in self.sights.items():
+            if total_tokens >= total and not padding and set(seen.values()) <= {total_tokens}:
                 return {}  # who sees all of more tokens
         seen = self._sight(form, total)
         fewer = {node: tokens for node, tokens in seen.items() if tokens < total}
@@ -225,7 +225,9 @@ class PhaseModel(Model):
         chunk = self._sight(form, start).get(node, 0) if start > 1 else 0
         seen = {(t, pad): (t - pad - 1) % max(1, chunk) + 1 for t, pad in ((total, 0), (total, 1))}
         seen |= {(t, 0): (t - 1) % max(1, chunk) + 1 for t in (total - 1, start, start + 1)}
-        if chunk < 2 or any(self._sight(form, *at).get(node) != n for at, n in seen.items()):
+        if chunk < 2 or any(
+            self._sight(form, *lengths).get(node) != n for lengths, n in seen.items()
+        ):
             raise unseen(self.name, node)
         return chunk
 
@@ -237,11 +239,11 @@ class PhaseModel(Model):
     def _sight(self, form: Form, total: int, padding: int = 0) -> dict[str, int]:
         """`sight` of so many tokens. Sequences see their keys alike: one tells, where masks of all
         would take gigabytes."""
-        at = total, padding
-        if at not in self.sights:
+        key = total, padding
+        if key not in self.sights:
             read = self._read(self._checked, 1, total, form.pasts, batch=1)
-            self.sights[at] = sight(read, form, padding)
-        return self.sights[at]
+            self.sights[key] = sight(read, form, padding)
+        return self.sights[key]
 
     def _read(
         self, model: Checked, tokens: int, total: int, pasts: tuple[str, ...], batch: int = 0
@@ -249,7 +251,7 @@ class PhaseModel(Model):
         """The model with so many tokens of `total`; batch: 0 for the phase's own."""
         form, batch = self.form, batch or self.rows
         assert form is not None
-        given = {i.name for i in model.model.graph.input}
+        inputs = {i.name for i in model.model.graph.input}
         shapes: dict[str, tuple[int, ...]] = {
             form.ids: (batch, tokens),
             form.positions: (batch, tokens),
@@ -258,12 +260,12 @@ class PhaseModel(Model):
         shapes |= {p: (batch, form.sizes[p][0], total - 1, form.sizes[p][1]) for p in pasts}
         shapes |= {p: (batch, *shape) for p, shape in form.shapes.items()}
         caches = [i for i in self.proto.graph.input if i.name in form.sizes]
-        said = {d.dim_param for i in caches for d in i.type.tensor_type.shape.dim}
+        symbols = {d.dim_param for i in caches for d in i.type.tensor_type.shape.dim}
         return read_model(
             model,
             self.folder,
-            dims={n: v for n, v in self.workload.dims.items() if n not in said},
-            shapes={n: shape for n, shape in shapes.items() if n in given},
+            dims={n: v for n, v in self.workload.dims.items() if n not in symbols},
+            shapes={n: shape for n, shape in shapes.items() if n in inputs},
             devices=self.devices,
         )
 

@@ -199,8 +199,8 @@ class Pools:
         """Replicas on so many devices, those that serve most first: that pass prompts, that
         generate."""
         if split not in self._units:
-            made = _Replicas(self, split, traffic)
-            self._units[split] = made.units("prompts"), made.units("step")
+            replicas = _Replicas(self, split, traffic)
+            self._units[split] = replicas.units("prompts"), replicas.units("step")
         return self._units[split]
 
     def best(self, topology: Topology, traffic: Traffic, objective: str) -> list[Apart]:
@@ -283,22 +283,22 @@ class _Replicas:
         per_s = most_a_second(full, prices, limits, prefilled=not passing)
         weights = cost.memory.parameters - (0 if passing else cache + states)
         kept = token * (0 if passing else sequences * float(limits.kept(np.array(service.length))))
-        held = 0 if passing else int(state * sequences)
-        figures = (int(used + kept + held), int(weights), int(kept), state, held)
+        state_bytes = 0 if passing else int(state * sequences)
+        figures = (int(used + kept + state_bytes), int(weights), int(kept), state, state_bytes)
         return Unit(
             self.asked, joint, self.split, label, result, prices, limits, per_s, token, *figures
         )
 
-    def _limits(self, left: float, token: float, state: float, sizes: Sizes) -> Limits | None:
+    def _limits(self, free_bytes: float, token: float, state: float, sizes: Sizes) -> Limits | None:
         """What a replica takes whose devices have so many bytes left for keys and values, so many a
         token, and states; None where the longest request has no room."""
         service = self.joint.step.service
         step_tokens = self.asked.prefill_tokens or max(STEP_TOKENS)
         of_state = state / token if token else 0.0
         if token:
-            room = int(left / token) // BLOCK * BLOCK
+            room = int(free_bytes / token) // BLOCK * BLOCK
         else:  # states alone, which do not grow
-            fitting = min(service.concurrency, int(left / state))
+            fitting = min(service.concurrency, int(free_bytes / state))
             room = fitting * (self.longest + 2 * BLOCK)
         limits = Limits(1, step_tokens, room, sizes.windows)
         longest, mean = limits.room(np.array([self.longest, service.length])).tolist()

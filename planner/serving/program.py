@@ -230,15 +230,15 @@ def _has_narrow_product(w: Writer) -> bool:
     to read them from where they lie, once it has made one product of several; of several that read
     the same rows likewise an odd number of them."""
     graph, mesh = w.flow.graph, dict(w.flow.plan.mesh)
-    made = [
+    products = [
         node
         for node in graph.nodes
         if operator_of(node.op).kind == "product" and node.inputs[1] in graph.weights
     ]
-    alike = Counter(node.inputs[0] for node in made)
+    alike = Counter(node.inputs[0] for node in products)
     columns = [
         (local_shape(graph.tensors[out].shape, w.flow.source[out], mesh)[-1], alike[rows])
-        for rows, out in ((node.inputs[0], node.outputs[0]) for node in made)
+        for rows, out in ((node.inputs[0], node.outputs[0]) for node in products)
     ]
     return any(n < READ_COLUMNS or (several > 1 and n % READ_COLUMNS) for n, several in columns)
 
@@ -249,11 +249,11 @@ def _as_stored(w: Writer) -> Writer:
 
 def _outputs(w: Writer) -> str:
     """The phase's OUTPUT_SPECS: of the token, then of every layer's keys and values."""
-    token, *each = (spec_text(output_layout(w.flow.source[o])) for o in w.flow.graph.outputs)
-    period = next(n for n in range(1, len(each) + 1) if each == each[:n] * (len(each) // n))
+    token, *specs = (spec_text(output_layout(w.flow.source[o])) for o in w.flow.graph.outputs)
+    period = next(n for n in range(1, len(specs) + 1) if specs == specs[:n] * (len(specs) // n))
     return (
         f"{w.prefix.upper()}OUTPUT_SPECS ="
-        f" ({token}, *({', '.join(each[:period])},) * {len(each) // period})\n"
+        f" ({token}, *({', '.join(specs[:period])},) * {len(specs) // period})\n"
     )
 
 

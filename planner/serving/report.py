@@ -78,7 +78,7 @@ def _head(serving: Serving, width: int, style: Style) -> list[str]:
     ]
     lines = pack([short(title(strategy), width), *items], width, 0, " · ")
     in_fp8 = s["quantize"] == "fp8"
-    said = [
+    assumed = [
         # The recipe's own line is of weights in two bytes.
         *(
             _in_fp8(strategy) if in_fp8 and a.startswith("fp8: ") else a
@@ -94,37 +94,37 @@ def _head(serving: Serving, width: int, style: Style) -> list[str]:
         ),
     ]
     if s["quantize"] == "int8":
-        said.append("int8 weights of products, a scale for each column")
+        assumed.append("int8 weights of products, a scale for each column")
     if s.get("engine"):
-        said.append(
+        assumed.append(
             "no program is written: plan export; where rows travel to experts, two halves of a"
             " batch take turns if that is shorter (phases apart are shown without)"
         )
     if s.get("cache_type") == "fp8":
-        said.append("keys and values in float8_e4m3fn")
+        assumed.append("keys and values in float8_e4m3fn")
     if serving.figures.get("state_bytes"):
-        said.append(
+        assumed.append(
             "states of linear attention in float32, rows that convolutions read again in the type"
             " computed in"
         )
     return [
         style.bold(lines[0]),
         *lines[1:],
-        *(style.dim(line) for line in hang("assumed: ", "; ".join(said), width)),
+        *(style.dim(line) for line in hang("assumed: ", "; ".join(assumed), width)),
     ]
 
 
 def _in_fp8(strategy: Strategy) -> str:
     """What is kept and multiplied in float8, and by devices that do not multiply it, how."""
-    said = (
+    text = (
         "fp8: weights of products and experts in float8_e4m3fn, a scale for each column, and rows"
         " made float8 as they come; head, router, what spreads latents, attention and norms in bf16"
     )
     device = from_json(strategy.topology).device
     if "float8_e4m3fn" in device.peak_flops_per_s:
-        return said
+        return text
     name = device.name
-    return f"{said}; {name} multiplies no float8: weights take a byte, products the time of bf16"
+    return f"{text}; {name} multiplies no float8: weights take a byte, products the time of bf16"
 
 
 def _traffic(serving: Serving, width: int, style: Style) -> list[str]:
@@ -378,11 +378,11 @@ def _not_tried(serving: Serving) -> list[str]:
     uneven = [n for n in divisors(devices) if n <= sequences and sequences % n]
     if pools_of(serving) or not uneven:
         return []
-    each = lcm(*uneven)
+    multiple = lcm(*uneven)
     return [
         f"{listed([f'{n:,}' for n in uneven])} replicas would have unequally many of"
         f" {sequences_words(sequences)} and were not tried: --concurrency"
-        f" {-(-sequences // each) * each} tries them"
+        f" {-(-sequences // multiple) * multiple} tries them"
     ]
 
 

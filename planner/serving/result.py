@@ -153,7 +153,7 @@ class Serving:
             prompts, step = (
                 checked(Strategy.from_dict(data[k], path), path) for k in ("prompts", "step")
             )
-            made = cls(
+            serving = cls(
                 data["service"],
                 data["figures"],
                 tuple(data["rows"]),
@@ -162,19 +162,21 @@ class Serving:
                 data["provenance"],
                 data.get("traffic"),
             )
-            made.shape  # noqa: B018
-            [row[k] for row in (made.figures, *made.rows) for k in FIGURES]
-            _check_numbers("figures", [r.get("state_bytes", 0) for r in (made.figures, *made.rows)])
-            _check_service(made.service, made.rows)
-            _check_traffic(made.traffic, made.rows)
-            _check_draft(made.service.get("draft"))
+            serving.shape  # noqa: B018
+            [row[k] for row in (serving.figures, *serving.rows) for k in FIGURES]
+            _check_numbers(
+                "figures", [r.get("state_bytes", 0) for r in (serving.figures, *serving.rows)]
+            )
+            _check_service(serving.service, serving.rows)
+            _check_traffic(serving.traffic, serving.rows)
+            _check_draft(serving.service.get("draft"))
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise PlanError(
                 "P057",
                 f"{path} is not a usable serving plan: {type(e).__name__} {str(e)[:60]}",
                 help=["plan again, or undo the last edit of the file"],
             ) from e
-        return made
+        return serving
 
     def __str__(self) -> str:
         return PRINTERS[-1](self) if PRINTERS else f"serving plan of {self.step.model['name']}"
@@ -271,16 +273,16 @@ def sequences_words(n: int) -> str:
 
 def together_words(s: Service) -> str:
     """`64 sequences at once, 2,048 + 256 tokens each`."""
-    each = " each" * (s.concurrency > 1)
-    lengths = f"{s.prompt:,} + {s.generate:,} tokens{each}"
+    each_word = " each" * (s.concurrency > 1)
+    lengths = f"{s.prompt:,} + {s.generate:,} tokens{each_word}"
     return f"{sequences_words(s.concurrency)} at once, {lengths}"
 
 
 def kept_words(figures: Mapping[str, Any]) -> str:
     """`cache 3.1 GiB, state 2.0 GiB`, of those that there are."""
     kept = {"cache": figures["cache_bytes"], "state": figures.get("state_bytes", 0)}
-    said = [f"{name} {show_bytes(size)}" for name, size in kept.items() if size]
-    return ", ".join(said) or "cache 0 B"
+    parts = [f"{name} {show_bytes(size)}" for name, size in kept.items() if size]
+    return ", ".join(parts) or "cache 0 B"
 
 
 def arriving(traffic: Mapping[str, Any]) -> str:

@@ -76,9 +76,9 @@ def sight(graph: Graph, form: Form, padding: int) -> dict[str, int]:
             seen[node.id] = number if keys.shape[-1] > 1 else graph.tensors[node.inputs[1]].shape[2]
         elif (
             all(n in known for n in node.inputs if n)
-            and (made := _values(node, graph, known)) is not None
+            and (values := _values(node, graph, known)) is not None
         ):
-            known.update(zip((o for o in node.outputs if o), made, strict=True))
+            known.update(zip((o for o in node.outputs if o), values, strict=True))
     return seen
 
 
@@ -126,8 +126,8 @@ def step_graph(graph: Graph, form: Form, windows: Mapping[str, Sight]) -> Graph:
         if used := [n for n in node.inputs if n in joined]:
             raise _other(graph, used[0], node)
     read = {n for node in nodes for n in node.inputs}
-    given = [n for n in graph.inputs if n not in form.held]
-    given += [window_input(form, w) for w in sorted({w for w in kept.values() if w})]
+    inputs = [n for n in graph.inputs if n not in form.held]
+    inputs += [window_input(form, w) for w in sorted({w for w in kept.values() if w})]
     made = replace(
         graph,
         nodes=nodes,
@@ -138,7 +138,7 @@ def step_graph(graph: Graph, form: Form, windows: Mapping[str, Sight]) -> Graph:
             **{p: cache_label(p) for p in form.pasts},
             **{p: state_label(p) for p in form.constant},
         },
-        inputs=tuple(n for n in given if n in read),
+        inputs=tuple(n for n in inputs if n in read),
         outputs=outputs,
     )
     return chosen_token(made)
@@ -197,8 +197,8 @@ def _joined(graph: Graph, form: Form) -> dict[str, tuple[str, str]]:
     PlanError P221 where they are anything else."""
     joined: dict[str, tuple[str, str]] = {}
     for past, present in form.pairs:
-        at = graph.producer.get(present)
-        node = graph.nodes[at] if at is not None else None
+        maker = graph.producer.get(present)
+        node = graph.nodes[maker] if maker is not None else None
         if (
             node is None
             or node.op != "Concat"
@@ -333,12 +333,12 @@ def _last_row(graph: Graph, logits: str) -> Graph:
     chain: list[int] = []
     name = logits
     while (
-        (at := graph.producer.get(name)) is not None
+        (maker := graph.producer.get(name)) is not None
         and len(graph.consumers.get(name, ())) <= (name != logits)
-        and _by_row(graph, graph.nodes[at])
+        and _by_row(graph, graph.nodes[maker])
     ):
-        chain.append(at)
-        name = graph.nodes[at].inputs[0]
+        chain.append(maker)
+        name = graph.nodes[maker].inputs[0]
     tensors = dict(graph.tensors)
     for made in {o for i in chain for o in graph.nodes[i].outputs if o}:
         tensors[made] = _one_row(tensors[made], made)

@@ -14,7 +14,7 @@ def most_sequences(joint: Joint, pair: Priced) -> int:
     Memory grows with it almost along a line: each guess is on the line through what is known to fit
     and what is known not to, until they are neighbours.
     """
-    limit, each, service = joint.request.limit_bytes, pair.wave, joint.step.service
+    limit, wave, service = joint.request.limit_bytes, pair.wave, joint.step.service
     assert pair.prompts.best is not None and pair.step.best is not None
     first, best = joint.phase(pair.prompts.base, pair.prompts.best), pair.step.best
     graphs = Sizes(joint, service.length, service.prompt)
@@ -23,14 +23,14 @@ def most_sequences(joint: Joint, pair: Priced) -> int:
     for _ in range(GUESSES):
         if high > low:
             share = (limit - sizes[low]) / (sizes[high] - sizes[low])
-            guess = int((low + share * (high - low)) // each) * each
-            guess = min(max(guess, low + each), high - each)
+            guess = int((low + share * (high - low)) // wave) * wave
+            guess = min(max(guess, low + wave), high - wave)
         else:
             growth = (sizes[low] - pair.weights_bytes) / low
             guess = max(
-                low + each, int((limit - pair.weights_bytes) / growth // each) * each + each
+                low + wave, int((limit - pair.weights_bytes) / growth // wave) * wave + wave
             )
-            guess = min(guess, MOST_SEQUENCES // each * each)
+            guess = min(guess, MOST_SEQUENCES // wave * wave)
         if guess <= low or guess in sizes:
             break
         base = graphs.facts("step", guess, service.length)

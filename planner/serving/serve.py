@@ -206,12 +206,12 @@ def _refuse_kinds(topology: Topology) -> None:
     """Raises PlanError P222 for several kinds of device: in one plan the fast ones would wait for
     the slow, where replicas that requests go to have nothing to wait for."""
     if topology.groups:
-        each = " and ".join(f"--hardware {d.name} --devices {n}" for d, n in topology.groups)
+        by_kind = " and ".join(f"--hardware {d.name} --devices {n}" for d, n in topology.groups)
         raise PlanError(
             "P222",
             "replicas on several kinds of device do not wait for one another, and are planned one"
             " kind at a time",
-            help=[f"{each}: each kind serves its part of the --rate"],
+            help=[f"{by_kind}: each kind serves its part of the --rate"],
         )
 
 

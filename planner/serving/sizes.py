@@ -69,12 +69,12 @@ class Sizes:
         run = self.run(phase)
         if run is None or not self._alike(phase, tokens):
             return ((1, self.facts(phase, rows, tokens)),)
-        more = run[2] - FEW
+        added = run[2] - FEW
         model, runs = self.joint.step.of_size(phase, rows, tokens), self.sample(phase).runs
-        graph, left = model.with_repeats(run, FEW), runs_left(runs, run, FEW)
-        few = GraphFacts.of(graph, training=False, runs=left)
-        graph, left = model.with_repeats(run, MORE), runs_left(runs, run, MORE)
-        return (1 - more, few), (more, few.with_repeats(graph, left))
+        graph, kept_runs = model.with_repeats(run, FEW), runs_left(runs, run, FEW)
+        few = GraphFacts.of(graph, training=False, runs=kept_runs)
+        graph, kept_runs = model.with_repeats(run, MORE), runs_left(runs, run, MORE)
+        return (1 - added, few), (added, few.with_repeats(graph, kept_runs))
 
     def on_terms(self, phase: Phase, plan: Plan) -> tuple[Plan, ...]:
         """A plan on each of these graphs, at sizes with the nodes of `sample`."""

@@ -63,7 +63,7 @@ def from_nothing(graph: Graph, form: Form) -> Graph:
     """Prompts whose layers keep something, from empty states. Raises PlanError P221 as
     `going_on`."""
     held, tensors = _Held(graph, form), dict(graph.tensors)
-    made: dict[str, list[Node]] = {}
+    replaced: dict[str, list[Node]] = {}
     for past, present in form.states:
         node = held.attention(past, present)
         inputs = node.inputs[:PAST_SLOT]
@@ -77,11 +77,11 @@ def from_nothing(graph: Graph, form: Form) -> Graph:
         held.instead[conv.id] = replace(
             conv, inputs=(x, *conv.inputs[1:]), attrs={**conv.attrs, "pads": (before, 0)}
         )
-        made[last.id] = _last_rows(last, x, before, tensors)
-        made[joined.id] = []
+        replaced[last.id] = _last_rows(last, x, before, tensors)
+        replaced[joined.id] = []
     nodes: list[Node] = []
     for node in graph.nodes:
-        nodes += made[node.id] if node.id in made else [held.instead.get(node.id, node)]
+        nodes += replaced[node.id] if node.id in replaced else [held.instead.get(node.id, node)]
     inputs = tuple(n for n in graph.inputs if n not in form.constant)
     kept = {n: t for n, t in tensors.items() if n not in form.constant}
     return replace(graph, nodes=tuple(nodes), tensors=kept, inputs=inputs)

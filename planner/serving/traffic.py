@@ -246,8 +246,8 @@ class Loads:
 
     def key(self, load: Loaded) -> tuple:
         """Order of pairs, the best first."""
-        own, *rest = self.order(load.limits, load.outcome)
-        return (own, load.pair.split, load.pair.label, *rest)
+        value, *rest = self.order(load.limits, load.outcome)
+        return (value, load.pair.split, load.pair.label, *rest)
 
     def order(self, limits: Limits, outcome: Outcome) -> tuple:
         """The same of one pair: among equals the longest steps."""
@@ -255,10 +255,10 @@ class Loads:
 
     def limits(self, pair: Priced, prices: PlanPrices, step_tokens: int) -> Limits:
         """What a replica of the pair takes: the memory that weights and work leave is cache."""
-        left = self.joint.request.limit_bytes - (pair.memory_bytes - pair.cache_bytes)
+        free_bytes = self.joint.request.limit_bytes - (pair.memory_bytes - pair.cache_bytes)
         sequences = self.joint.step.service.concurrency // pair.replicas
         if prices.cache_token_bytes:
-            tokens = int(left / prices.cache_token_bytes) // BLOCK * BLOCK
+            tokens = int(free_bytes / prices.cache_token_bytes) // BLOCK * BLOCK
         else:  # states do not grow: room for every sequence
             tokens = sequences * (self.traffic.longest + BLOCK)
         return Limits(sequences, step_tokens, tokens, self.sizes.windows)

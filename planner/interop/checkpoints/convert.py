@@ -68,7 +68,7 @@ def refuse(graph: Graph, shards: Shards, matching: Matching, partial: bool) -> N
     ]
     if not faults:
         return
-    more = [f"and {len(faults) - LISTED} more"] if len(faults) > LISTED else []
+    and_more = [f"and {len(faults) - LISTED} more"] if len(faults) > LISTED else []
     help = ["--partial leaves them to be drawn anew"] if matching.missing and not partial else []
     help += (
         [
@@ -86,7 +86,7 @@ def refuse(graph: Graph, shards: Shards, matching: Matching, partial: bool) -> N
     raise PlanError(
         "P211",
         f"{len(faults)} of {len(graph.weights)} parameters cannot be read from {shards.folder}",
-        detail=[*faults[:LISTED], *more],
+        detail=[*faults[:LISTED], *and_more],
         help=help,
     )
 
@@ -158,9 +158,9 @@ def _part(array: np.ndarray, take: Take) -> np.ndarray:
 def _place(array: np.ndarray, take: Take) -> np.ndarray:
     """Where it lies: a view, with a dim of heads where they have their parts apart."""
     if take.heads:
-        each = take.size // take.heads
+        per_part = take.size // take.heads
         apart = array.reshape(take.heads, -1, *array.shape[1:])
-        return apart[:, take.start : take.start + each]
+        return apart[:, take.start : take.start + per_part]
     if not array.ndim:
         return array
     return array[(*[slice(None)] * take.axis, slice(take.start, take.start + take.size))]
@@ -224,11 +224,11 @@ def _check_given(
         if n in graph.trainable and graph.labels[n] not in values
     ]
     if faults:
-        more = [f"and {len(faults) - LISTED} more"] if len(faults) > LISTED else []
+        and_more = [f"and {len(faults) - LISTED} more"] if len(faults) > LISTED else []
         raise PlanError(
             "P212",
             f"{exported} holds no export of this model",
-            detail=[*faults[:LISTED], *more],
+            detail=[*faults[:LISTED], *and_more],
             help=[
                 "what a program of the same model wrote with --export; --freeze and --trainable as"
                 " it was planned"

@@ -215,10 +215,10 @@ def ways(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[Want
     yield [Want(name)]
     if part := _PARTS.fullmatch(name):
         yield from _rows_of_parts(part, shapes)
-    if own := _OF_LAYER.fullmatch(name):
-        alike = [n for n in shapes if _OF_LAYER.fullmatch(n) and n.endswith(own[2])]
-        part_rows = (int(own[1]) * shape[-1], shape[-1], len(alike) * shape[-1])
-        yield [Want(own[2], rows=part_rows, axis=int(own[2].startswith("embed")))]
+    if match := _OF_LAYER.fullmatch(name):
+        alike = [n for n in shapes if _OF_LAYER.fullmatch(n) and n.endswith(match[2])]
+        part_rows = (int(match[1]) * shape[-1], shape[-1], len(alike) * shape[-1])
+        yield [Want(match[2], rows=part_rows, axis=int(match[2].startswith("embed")))]
     for pattern, to in _RENAMED:
         if pattern.fullmatch(name):
             yield [Want(pattern.sub(to, name))]
@@ -248,21 +248,21 @@ def ways(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[Want
     if (experts := _EXPERTS.fullmatch(name)) and len(shape) == 3:
         role = _ROLES.get(experts[2], experts[2])
         for scope in ("block_sparse_moe.", "mlp.", "feed_forward.", ""):
-            at = f"{experts[1]}{scope}experts"
+            prefix = f"{experts[1]}{scope}experts"
             for word in (role, _PROJECTIONS[role]):
-                yield [Want(f"{at}.{e}.{word}.weight") for e in range(shape[0])]
+                yield [Want(f"{prefix}.{e}.{word}.weight") for e in range(shape[0])]
             yield [
                 (
-                    Want(f"{at}.down_proj")
+                    Want(f"{prefix}.down_proj")
                     if role == "w2"
-                    else Want(f"{at}.gate_up_proj", int(role == "w3"), 2)
+                    else Want(f"{prefix}.gate_up_proj", int(role == "w3"), 2)
                 )
             ]
-        at = f"{experts[1]}block_sparse_moe"
+        prefix = f"{experts[1]}block_sparse_moe"
         yield [
-            Want(f"{at}.output_linear.weight")
+            Want(f"{prefix}.output_linear.weight")
             if role == "w2"
-            else Want(f"{at}.input_linear.weight", int(role == "w3"), 2)
+            else Want(f"{prefix}.input_linear.weight", int(role == "w3"), 2)
         ]
     if (plain := _UNGATED.fullmatch(name)) and len(shape) == 3:
         yield [Want(f"{plain[1]}.{e}.{plain[2]}.weight") for e in range(shape[0])]
@@ -275,14 +275,14 @@ def _rows_of_parts(
     part: re.Match[str], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[list[Want]]:
     """Rows of the one tensor that a checkpoint has of parts which the graph has apart."""
-    scope, module, own, what = part.groups()
+    scope, module, part_name, what = part.groups()
     products = module == "in_proj" and what == "weight"
     for order in _ORDERS:
         there = {p: shapes.get(f"{scope}{module}.{p}.{what}") for p in order}
         sizes = {
             p: s[-1] if products else s[0] for p, s in there.items() if s is not None and len(s)
         }
-        if own in sizes and (module == "conv1d" or len(sizes) == len(order)):
-            first = sum(n for p, n in sizes.items() if order.index(p) < order.index(own))
-            rows = (first, sizes[own], sum(sizes.values()))
+        if part_name in sizes and (module == "conv1d" or len(sizes) == len(order)):
+            first = sum(n for p, n in sizes.items() if order.index(p) < order.index(part_name))
+            rows = (first, sizes[part_name], sum(sizes.values()))
             yield [Want(f"{scope}{module}.{what}", rows=rows)]

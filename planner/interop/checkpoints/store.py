@@ -192,17 +192,17 @@ def read_header(path: Path) -> dict[str, Stored]:
             )
         out[name] = Stored(path, dtype, tuple(shape), start + span[0], span[1] - span[0])
     out = dict(sorted(out.items(), key=lambda item: (item[1].offset, item[1].size_bytes)))
-    at = start
+    offset = start
     for name, t in out.items():
         need = math.prod(t.shape) * width_bytes(t.dtype)
-        if t.offset != at or t.size_bytes != need:
+        if t.offset != offset or t.size_bytes != need:
             raise _bad(
                 f"{path}: {name!r} lies at byte {t.offset} with {t.size_bytes} bytes, and belongs"
-                f" at {at} with {need}"
+                f" at {offset} with {need}"
             )
-        at += need
-    if at != size:
-        raise _bad(f"{path} has {size} bytes, and its tensors end at {at}", "download it again")
+        offset += need
+    if offset != size:
+        raise _bad(f"{path} has {size} bytes, and its tensors end at {offset}", "download it again")
     return out
 
 
@@ -221,11 +221,11 @@ def header_bytes(path: Path) -> bytes:
 
 def new_header(rows: Iterable[tuple[str, str, Sequence[int]]]) -> bytes:
     """The header of tensors (name, dtype as in TYPES, shape) that follow each other."""
-    header, at = {}, 0
+    header, offset = {}, 0
     for name, dtype, shape in rows:
-        end = at + math.prod(shape) * width_bytes(dtype)
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
-        at = end
+        end = offset + math.prod(shape) * width_bytes(dtype)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
@@ -235,8 +235,8 @@ def bytes_of(stored: Stored) -> Iterator[bytes]:
     """A tensor's bytes as they lie, in chunks."""
     with stored.path.open("rb") as file:
         file.seek(stored.offset)
-        for at in range(0, stored.size_bytes, CHUNK_BYTES):
-            yield file.read(min(CHUNK_BYTES, stored.size_bytes - at))
+        for offset in range(0, stored.size_bytes, CHUNK_BYTES):
+            yield file.read(min(CHUNK_BYTES, stored.size_bytes - offset))
 
 
 def write(path: Path, header: bytes, pieces: Iterable[bytes | memoryview], size_bytes: int) -> None:

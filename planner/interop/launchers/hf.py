@@ -357,10 +357,10 @@ def _on(value: object) -> bool:
 
 def _fsdp_words(keys: Keys) -> list[str]:
     """What `fsdp` of TrainingArguments says: a text of words, a list of them, or true."""
-    said = keys.get("fsdp")
-    if said is True or str(said).lower() == "true":
+    value = keys.get("fsdp")
+    if value is True or str(value).lower() == "true":
         return ["full_shard"]
-    words = said if isinstance(said, list | tuple) else str(said or "").split()
+    words = value if isinstance(value, list | tuple) else str(value or "").split()
     return [w for word in words if (w := str(word).lower()) not in ("false", "none")]
 
 

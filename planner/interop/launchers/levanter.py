@@ -113,8 +113,8 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     )
     tensor, sequence = sizes.get("model", 1), sizes.get("context", 1)
     data, rest = divmod(devices, tensor * sequence)
-    said = prod(sizes.get(a, 1) for a in BATCH)
-    if rest or not data or data % said:
+    cuts = prod(sizes.get(a, 1) for a in BATCH)
+    if rest or not data or data % cuts:
         raise PlanError(
             "P191",
             f"axes {dict(sizes)} do not divide {devices} devices",

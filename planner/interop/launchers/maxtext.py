@@ -177,13 +177,13 @@ def claims(keys: Keys) -> tuple[Claim, ...]:
 def write_overrides(s: Settings, facts: Facts) -> str:
     """The same as an array of a launch script: what comes behind base.yml."""
     title, *lines = write(s, facts).splitlines()
-    said = [f"    {line.replace(': ', '=', 1)}" for line in lines]
+    arguments = [f"    {line.replace(': ', '=', 1)}" for line in lines]
     title = title.partition(". Merge")[0]
     return "\n".join(
         [
             f'{title}. Behind the configuration of a launch script: "${{PLANNED_ARGS[@]}}".',
             "PLANNED_ARGS=(",
-            *said,
+            *arguments,
             ")",
             "",
         ]
@@ -289,7 +289,7 @@ def _offload(keys: Keys) -> tuple[str, ...]:
 
 def _custom(keys: Keys, notes: list[str]) -> str:
     """The values that a custom policy saves, and those of them that it offloads."""
-    names = {key: (n,) for n, own in VALUES.items() for key in own} | FUSED
+    names = {key: (n,) for n, spellings in VALUES.items() for key in spellings} | FUSED
     kept: dict[str, set[str]] = {"device": set(), "offload": set()}
     for key, values in names.items():
         place = keys.word("remat", key)
@@ -405,9 +405,9 @@ def _microbatches(keys: Keys, stages: int, accumulated: int, notes: list[str]) -
             " left out"
         )
     repeats = keys.whole(-1, "num_pipeline_repeats", least=-1)
-    each = keys.whole(1, "num_layers_per_pipeline_stage")
+    layers_per_stage = keys.whole(1, "num_layers_per_pipeline_stage")
     if repeats == -1 and (layers := keys.layers()):
-        repeats = layers // (stages * each)
+        repeats = layers // (stages * layers_per_stage)
     if repeats > 1:
         idle = [(stages - 1) / (r * microbatches + stages - 1) for r in (1, repeats)]
         notes.append(

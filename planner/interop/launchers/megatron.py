@@ -324,10 +324,12 @@ def _counts_words(keys: Keys) -> bool:
     """Whether vocab_size is the model's: in Megatron-Bridge a tokenizer's is only where a recipe
     says so."""
     places = [where for where, value in keys.entries("vocab_size") if value is not None]
-    own = [where for where in places if where.rpartition(".")[0] != "tokenizer"]
+    outside_tokenizer = [where for where in places if where.rpartition(".")[0] != "tokenizer"]
     from_tokenizer = keys.flag(False, "use_tokenizer_vocab_size")
-    keys.some("vocab_size") if own or from_tokenizer else keys.at("tokenizer.vocab_size")
-    return bool(own) or from_tokenizer
+    keys.some("vocab_size") if outside_tokenizer or from_tokenizer else keys.at(
+        "tokenizer.vocab_size"
+    )
+    return bool(outside_tokenizer) or from_tokenizer
 
 
 def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
@@ -368,7 +370,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     notes += optimizers.notes_of(keys, "optimizer", "optimizer.optimizer")
     zero = _zero_stage(keys, pp, notes)
     copies = keys.whole(1, "num_distributed_optimizer_instances") if zero else 1
-    said = Settings(
+    settings = Settings(
         batch=batch,
         stage=pp,
         data=replicas // ep,
@@ -385,7 +387,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         virtual_stages=virtual,
         precision=precisions.read(NAME, keys, notes),
     )
-    return replace(said, exchanges=_exchanges(said, keys, notes)), notes
+    return replace(settings, exchanges=_exchanges(settings, keys, notes)), notes
 
 
 def _ulysses(keys: Keys, notes: list[str]) -> int:
@@ -403,27 +405,28 @@ def _expert_ranks(
     and context ranks may be some; dense: tensor and context ranks. Raises PlanError P191 where
     experts would have more memory, or less, than they have there."""
     tensor, context = dense
-    each = keys.whole(tensor, "expert_tensor_parallel_size")
+    expert_tensor = keys.whole(tensor, "expert_tensor_parallel_size")
     if replicas % ranks == 0:
-        if each != tensor and (ranks > 1 or "num_experts" in keys):
-            less = f": of experts a device holds {each}/{tensor} of what it does there"
+        if expert_tensor != tensor and (ranks > 1 or "num_experts" in keys):
+            less = f": of experts a device holds {expert_tensor}/{tensor} of what it does there"
             notes.append(
-                f"expert_tensor_parallel_size {each} is priced as {tensor}, as of the rest"
-                + (less if each < tensor else "")
+                f"expert_tensor_parallel_size {expert_tensor} is priced as {tensor}, as of the rest"
+                + (less if expert_tensor < tensor else "")
             )
         return ranks
     priced = gcd(ranks, replicas)
-    if (replicas * tensor * context) % (ranks * each):
+    if (replicas * tensor * context) % (ranks * expert_tensor):
         raise PlanError(
             "P191",
             f"expert_model_parallel_size {ranks} does not divide the {replicas} data-parallel"
             f" ranks, nor those with {tensor} tensor and {context} context ranks",
             help=["--devices as many as the configuration runs on"],
         )
-    if priced * tensor != ranks * each:
+    if priced * tensor != ranks * expert_tensor:
         raise PlanError(
             "P191",
-            f"expert_model_parallel_size {ranks} x expert_tensor_parallel_size {each} does not"
+            f"expert_model_parallel_size {ranks} x expert_tensor_parallel_size {expert_tensor} does"
+            " not"
             f" divide the {replicas} data-parallel ranks x {tensor} tensor ranks",
             help=["experts over context ranks have no axis here"],
         )
@@ -455,8 +458,8 @@ def _length(keys: Keys) -> int:
     """Tokens of a row: of a model of images and text those of the text, of whose pictures
     seq_length speaks."""
     pictured = "decoder_seq_length" in keys and "encoder_num_layers" not in keys
-    own = keys.whole(0, "seq_length", "encoder_seq_length")
-    return keys.whole(0, "decoder_seq_length") if pictured else own
+    length = keys.whole(0, "seq_length", "encoder_seq_length")
+    return keys.whole(0, "decoder_seq_length") if pictured else length
 
 
 def _layers(keys: Keys) -> int:
@@ -492,24 +495,24 @@ def _virtual_stages(keys: Keys, stages: int, notes: list[str]) -> int:
     virtual = keys.whole(1, *CHUNKS)
     if layout := _known_layout(keys):
         return _chunks_of(layout, stages)
-    each = keys.whole(0, CHUNK_LAYERS)
-    if each and CHUNKS[1] in keys and keys.get(CHUNKS[1]) is not None:
+    chunk_layers = keys.whole(0, CHUNK_LAYERS)
+    if chunk_layers and CHUNKS[1] in keys and keys.get(CHUNKS[1]) is not None:
         raise PlanError(
             "P191",
             f"{CHUNK_LAYERS} and {CHUNKS[1]} are both set, which Megatron refuses",
             help=["leave one of them"],
         )
-    if stages == 1 or not each or virtual > 1:
+    if stages == 1 or not chunk_layers or virtual > 1:
         return virtual if stages > 1 else 1
     layers = _layers(keys)
     if not layers:
         notes.append("interleaved stages are priced as plain 1F1B: their bubble is smaller")
         return 1
-    virtual, rest = divmod(layers, stages * each)
+    virtual, rest = divmod(layers, stages * chunk_layers)
     if rest or not virtual:
         raise PlanError(
             "P191",
-            f"{layers} layers do not divide into {stages} stages of chunks of {each}"
+            f"{layers} layers do not divide into {stages} stages of chunks of {chunk_layers}"
             f" ({CHUNK_LAYERS})",
         )
     return virtual
@@ -572,10 +575,10 @@ def _zero_stage(keys: Keys, stages: int, notes: list[str]) -> int:
         zero = 2 if keys.word("full", "fsdp_sharding_strategy") in ("grad", "shard_grad_op") else 3
     if keys.flag(False, "use_torch_fsdp2"):
         zero = 2 if keys.flag(False, "torch_fsdp2_no_reshard_after_forward") else 3
-    own = [
+    elsewhere = [
         where for where, _ in keys.entries(SHARDED) if not f".{where}".endswith(f".ddp.{SHARDED}")
     ]
-    if known[sharding] and not fsdp and own:  # a table of DDP has it whatever shards
+    if known[sharding] and not fsdp and elsewhere:  # a table of DDP has it whatever shards
         notes.append("data_parallel_sharding_strategy says nothing without use_megatron_fsdp")
     if zero == 3 and stages > 1:
         notes.append("ZeRO-3 with stages is priced as ZeRO-2")
@@ -645,10 +648,10 @@ def _recompute(keys: Keys, layers: int, notes: list[str]) -> str:
     return "block" if word == "full" else "none"
 
 
-def _listed(said: object) -> set[str]:
+def _listed(value: object) -> set[str]:
     """The modules of recompute_modules, attention's core where none are listed; a list may be
     written as a text."""
-    listed = said if isinstance(said, list | tuple) else re.findall(r"\w+", str(said or CORE))
+    listed = value if isinstance(value, list | tuple) else re.findall(r"\w+", str(value or CORE))
     return {str(name) for name in listed if name is not None} - {"True"} or {CORE}
 
 
@@ -656,26 +659,26 @@ def _selective(modules: set[str], shown: dict[str, bool], notes: list[str]) -> s
     """How recompute of some modules is priced. shown: those that a file says the model has."""
     known = {CORE, WHOLE, *MODULES.values()}
     notes += [f"recompute_modules {m} has no price" for m in sorted(modules - known)]
-    said = {part for part, name in MODULES.items() if name in modules}
-    mixture = shown[ROUTED] or bool(said & {ROUTED, SHARED})
-    if WHOLE in modules or (DENSE in said and not mixture):
+    parts = {part for part, name in MODULES.items() if name in modules}
+    mixture = shown[ROUTED] or bool(parts & {ROUTED, SHARED})
+    if WHOLE in modules or (DENSE in parts and not mixture):
         large = WHOLE if WHOLE in modules else MODULES[DENSE]
         notes.append(f"recompute_modules {large} is priced as recompute of whole blocks")
         return "block"
-    if not said:
+    if not parts:
         notes.append(
             "selective recompute is priced as none: attention's kernel recomputes its core in any"
             " case"
         )
         return "none"
-    if said == {NORMS} and not mixture and not shown[LATENTS]:
+    if parts == {NORMS} and not mixture and not shown[LATENTS]:
         notes.append(
             "recompute of layernorm is priced as none: dense layers have norms in the kernels of"
             " the products that read them"
         )
         return "none"
-    missing = [MODULES[part] for part, has in shown.items() if has and part not in said]
-    missing += [MODULES[ROUTED]] if mixture and not shown[ROUTED] and ROUTED not in said else []
+    missing = [MODULES[part] for part, has in shown.items() if has and part not in parts]
+    missing += [MODULES[ROUTED]] if mixture and not shown[ROUTED] and ROUTED not in parts else []
     if missing:
         notes.append(f"recompute_modules is priced as with {' and '.join(missing)}")
     return BLOCK_KEEP

@@ -93,8 +93,8 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
 
 def _layers_each(s: Settings, facts: Facts) -> int:
     """Layers of each virtual stage, 0 where they are not alike."""
-    each, rest = divmod(facts.layers, s.stage * s.virtual_stages)
-    return 0 if rest or facts.beside else each * facts.each
+    per_stage, rest = divmod(facts.layers, s.stage * s.virtual_stages)
+    return 0 if rest or facts.beside else per_stage * facts.each
 
 
 def _degrees(s: Settings, facts: Facts) -> dict[str, Any]:
@@ -113,8 +113,8 @@ def _degrees(s: Settings, facts: Facts) -> dict[str, Any]:
     }
     if s.stage > 1:
         keys["pipeline_parallel_schedule"] = SCHEDULES[s.schedule]
-        if each := _layers_each(s, facts):
-            keys |= {"pipeline_parallel_layers_per_stage": each, **dict.fromkeys(WEIGHED, 0)}
+        if per_stage := _layers_each(s, facts):
+            keys |= {"pipeline_parallel_layers_per_stage": per_stage, **dict.fromkeys(WEIGHED, 0)}
     return keys
 
 
@@ -317,22 +317,23 @@ def _counts_tokens(keys: Keys) -> bool:
 def _tokens(keys: Keys, replicas: int, stages: int, notes: list[str]) -> tuple[int, int]:
     """The same where tokens are counted: a forward pass takes those of one microbatch."""
     length = keys.whole(2048, "max_context_length", "seq_len")
-    each = keys.whole(16384, "num_tokens_per_microbatch_per_dp_rank")
+    tokens_each = keys.whole(16384, "num_tokens_per_microbatch_per_dp_rank")
     passes = keys.whole(1, "num_pp_microbatches")
     passes = passes if stages > 1 else 1
     step = keys.whole(-1, "num_tokens_per_train_step", least=-1)
-    step = each * passes * replicas if step == -1 else step
-    accumulated, rest = divmod(step, each * passes * replicas)
+    step = tokens_each * passes * replicas if step == -1 else step
+    accumulated, rest = divmod(step, tokens_each * passes * replicas)
     if rest or not accumulated:
         raise PlanError(
             "P191",
-            f"num_tokens_per_train_step {step} is no multiple of {each} tokens x {passes}"
+            f"num_tokens_per_train_step {step} is no multiple of {tokens_each} tokens x {passes}"
             f" microbatches x {replicas} data-parallel ranks",
         )
-    if each % length:
+    if tokens_each % length:
         raise PlanError(
             "P191",
-            f"num_tokens_per_microbatch_per_dp_rank {each} is no multiple of max_context_length"
+            f"num_tokens_per_microbatch_per_dp_rank {tokens_each} is no multiple of"
+            " max_context_length"
             f" {length}: rows are priced whole",
         )
     if accumulated > 1 and stages > 1:
@@ -345,19 +346,19 @@ def _tokens(keys: Keys, replicas: int, stages: int, notes: list[str]) -> tuple[i
 
 def _virtual_stages(keys: Keys, stages: int, notes: list[str]) -> int:
     """Virtual stages of a rank. Raises PlanError P191 where layers do not fill as many on each."""
-    each = keys.whole(0, "pipeline_parallel_layers_per_stage")
+    per_stage = keys.whole(0, "pipeline_parallel_layers_per_stage")
     less = sum(keys.whole(1, name, least=0) for name in WEIGHED)
-    if not each:
+    if not per_stage:
         return CHUNKS
     layers = keys.layers()
     if not layers:
         notes.append(f"the model's layers are not known: {CHUNKS} virtual stages are priced")
         return CHUNKS
-    virtual, rest = divmod(ceil((layers + less) / each), stages)
+    virtual, rest = divmod(ceil((layers + less) / per_stage), stages)
     if rest or virtual < 2:
         raise PlanError(
             "P191",
-            f"{layers} layers, {less} less at the ends, {each} each are no whole number of"
+            f"{layers} layers, {less} less at the ends, {per_stage} each are no whole number of"
             f" virtual stages above 1 on {stages} ranks (pipeline_parallel_layers_per_stage)",
         )
     return virtual

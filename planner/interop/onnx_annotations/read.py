@@ -43,26 +43,28 @@ def faults(proto: Any) -> list[str]:
     for node in proto.graph.node:
         seen: set[str] = set()
         for of in node.device_configurations:
-            at = f"node {node.name or node.op_type!r}"
+            where = f"node {node.name or node.op_type!r}"
             if of.configuration_id not in configs or of.configuration_id in seen:
-                out.append(f"{at}: configuration {of.configuration_id!r} is unknown or named twice")
+                out.append(
+                    f"{where}: configuration {of.configuration_id!r} is unknown or named twice"
+                )
                 continue
             seen.add(of.configuration_id)
             tensors = [spec.tensor_name for spec in of.sharding_spec]
             out += [
-                f"{at}: {n!r} is none of its tensors, or annotated twice"
+                f"{where}: {n!r} is none of its tensors, or annotated twice"
                 for n in dict.fromkeys(tensors)
                 if n not in (*node.input, *node.output) or tensors.count(n) > 1
             ]
             out += [
-                f"{at}, {spec.tensor_name!r}: {x}"
+                f"{where}, {spec.tensor_name!r}: {x}"
                 for spec in of.sharding_spec
                 for x in _spec_faults(
                     spec, ranks.get(spec.tensor_name), configs[of.configuration_id]
                 )
             ]
             if of.pipeline_stage < 0:
-                out.append(f"{at}: pipeline stage {of.pipeline_stage}")
+                out.append(f"{where}: pipeline stage {of.pipeline_stage}")
     if (
         proto.configuration or any(n.device_configurations for n in proto.graph.node)
     ) and proto.ir_version < 11:
@@ -201,10 +203,10 @@ def _shards(spec: Any, devices: int) -> tuple[dict[int, tuple[int, ...]], int]:
     counts = [prod(s.num_shards for s in dim.simple_sharding) for dim in spec.sharded_dim]
     out = {dim.axis: [-1] * devices for dim in spec.sharded_dim}
     holder = 0
-    for at, v in zip(product(*(range(n) for n in counts)), spec.device, strict=True):
+    for coordinates, v in zip(product(*(range(n) for n in counts)), spec.device, strict=True):
         for d in groups.get(v, [v]):
             holder = d
-            for dim, k in zip(spec.sharded_dim, at, strict=True):
+            for dim, k in zip(spec.sharded_dim, coordinates, strict=True):
                 out[dim.axis][d] = k
     return {d: tuple(v) for d, v in out.items()}, holder
 
@@ -255,24 +257,24 @@ def _inferred_mesh(
                         old[1] or (name in graph.inputs and d == 0),
                     )
     axes: list[tuple[str, int]] = []
-    at = 1
+    counted = 1
     for stride, (size, first) in sorted(strides.items()):
-        if stride % at:
+        if stride % counted:
             raise PlanError(
                 "P193",
                 "the annotations follow no mesh of devices",
                 detail=[f"devices counted off in {size} at {stride}"],
             )
-        axes += [("", stride // at)] if stride > at else []
+        axes += [("", stride // counted)] if stride > counted else []
         axes.append(("data" if first else "tensor", size))
-        at = stride * size
-    if inner % at:
+        counted = stride * size
+    if inner % counted:
         raise PlanError(
             "P193",
             "the annotations follow no mesh of devices",
-            detail=[f"{inner} devices, axes of {at}"],
+            detail=[f"{inner} devices, axes of {counted}"],
         )
-    axes += [("", inner // at)] if inner > at else []
+    axes += [("", inner // counted)] if inner > counted else []
     used: dict[str, int] = {}
     named = []
     for name, size in axes:
@@ -301,9 +303,9 @@ def _axes_of(
             for p in permutations(inner, k)
             if prod(sizes[a] for a in p) == want
         ):
-            at = [names.index(a) for a in axes]
+            order = [names.index(a) for a in axes]
             if all(
-                k < 0 or k == _number(tuple(c[j] for j in at), tuple(sizes[a] for a in axes))
+                k < 0 or k == _number(tuple(c[j] for j in order), tuple(sizes[a] for a in axes))
                 for k, c in zip(have, coordinates, strict=True)
             ):
                 out.append(axes)
@@ -313,9 +315,9 @@ def _axes_of(
     return tuple(out)
 
 
-def _number(at: tuple[int, ...], sizes: tuple[int, ...]) -> int:
+def _number(coordinates: tuple[int, ...], sizes: tuple[int, ...]) -> int:
     value = 0
-    for i, n in zip(at, sizes, strict=True):
+    for i, n in zip(coordinates, sizes, strict=True):
         value = value * n + i
     return value
 

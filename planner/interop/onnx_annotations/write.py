@@ -88,8 +88,8 @@ def _write(proto: Any, base: GraphFacts, plan: Plan, techniques: dict[str, Any])
     del proto.configuration[:]
     config = proto.configuration.add(name=NAME, num_devices=prod(n for _, n in mesh))
     config.device.extend(
-        ",".join(f"{a}={i}" for (a, _), i in zip(mesh, at, strict=True))
-        for at in product(*(range(n) for _, n in mesh))
+        ",".join(f"{a}={i}" for (a, _), i in zip(mesh, coordinates, strict=True))
+        for coordinates in product(*(range(n) for _, n in mesh))
     )
     for node in proto.graph.node:
         del node.device_configurations[:]
@@ -134,8 +134,11 @@ def _write(proto: Any, base: GraphFacts, plan: Plan, techniques: dict[str, Any])
     others = [p for p in proto.metadata_props if p.key != NAME]
     del proto.metadata_props[:]
     proto.metadata_props.extend(others)
-    more = {"techniques": techniques, "splits": {n: split.as_dict() for n, split in beyond.items()}}
-    proto.metadata_props.add(key=NAME, value=json.dumps(more, sort_keys=True))
+    metadata = {
+        "techniques": techniques,
+        "splits": {n: split.as_dict() for n, split in beyond.items()},
+    }
+    proto.metadata_props.add(key=NAME, value=json.dumps(metadata, sort_keys=True))
     return Annotated(proto, len(marked), pending, tuple(beyond))
 
 
@@ -167,12 +170,12 @@ def _file_nodes(proto: Any, graph: Graph) -> list[list[int]]:
     taken: set[int] = set()
     out = []
     for node in graph.nodes:
-        own = [by_name[m] for m in node.members if m in by_name] + [
+        stood_for = [by_name[m] for m in node.members if m in by_name] + [
             by_output[o] for o in node.outputs if o in by_output
         ]
-        own = [k for k in dict.fromkeys(own) if k not in taken]
-        taken.update(own)
-        out.append(own)
+        stood_for = [k for k in dict.fromkeys(stood_for) if k not in taken]
+        taken.update(stood_for)
+        out.append(stood_for)
     return out
 
 
@@ -210,8 +213,8 @@ def _spec(
         if written[d] == shape[d]:
             how.dim_value = shape[d]
     holders: list[list[int]] = [[] for _ in range(prod(group(axes, sizes) for _, axes in cut))]
-    for number, at in enumerate(product(*(range(n) for _, n in mesh))):
-        coordinates = dict(zip(names, at, strict=True))
+    for number, place in enumerate(product(*(range(n) for _, n in mesh))):
+        coordinates = dict(zip(names, place, strict=True))
         if coordinates.get(STAGE, stage) != stage:
             continue
         shard = 0
