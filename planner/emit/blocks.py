@@ -92,18 +92,18 @@ def _block_function(
         weights={names[0]: f"w[{literal(table.short[names[0]])}]" for names in block.weights},
     )
     inners = (inner, *(inner.for_microbatch(b.own, b) for b in bodies[1:]))
-    carries = [(each, carry) for each in inners for carry in block.carries]
+    carries = [(inner_body, carry) for inner_body in inners for carry in block.carries]
     carried = tuple(inner.fresh("x") for _ in carries)
-    for (each, carry), variable in zip(carries, carried, strict=True):
-        each.bind(carry.enters, carry.layout, variable)
+    for (inner_body, carry), variable in zip(carries, carried, strict=True):
+        inner_body.bind(carry.enters, carry.layout, variable)
         if _offloads_inputs(w):
             inner.lines.append(f'{variable} = checkpoint_name({variable}, "entering")')
     if any(names[0] in w.offloaded for names in block.weights):
         inner.lines.append("w = to_device(w)")
     for i in range(block.first, block.first + block.period):
-        for each in inners:
-            each.node(i)
-    inner.results += [each.value(c.leaves[0], c.layout) for each, c in carries]
+        for inner_body in inners:
+            inner_body.node(i)
+    inner.results += [inner_body.value(c.leaves[0], c.layout) for inner_body, c in carries]
     inner.results += [
         inner.value(row[0], output_layout(flow.source[row[0]])) for row in block.yields
     ]
@@ -204,12 +204,12 @@ def _hand_out(
 def _handed(body: Body, entering: list[str], pipeline: Pipeline) -> list[str]:
     """What this stage's blocks begin with: in the first stage (and its first virtual stage) what
     enters, elsewhere what the stage before hands on (the argument x)."""
-    given = [body.fresh("x") for _ in entering]
+    entered = [body.fresh("x") for _ in entering]
     body.helpers.add("pick")
     first = f"lax.axis_index({literal(STAGE)}) == 0"
     first = f"({first}) & (virtual == 0)" if pipeline.virtual_stages > 1 else first
-    body.lines.append(f"{', '.join(given)}, = pick({first}, ({', '.join(entering)},), x)")
-    return given
+    body.lines.append(f"{', '.join(entered)}, = pick({first}, ({', '.join(entering)},), x)")
+    return entered
 
 
 def _stage_loop(
@@ -217,21 +217,21 @@ def _stage_loop(
 ) -> None:
     """The scan over this stage's blocks; call(weights): a block's new state. Where stages do not
     divide the repeats, blocks beyond the last hand on what they get."""
-    each, repeats = pipeline.blocks_per_tick, pipeline.repeats
+    blocks, repeats = pipeline.blocks_per_tick, pipeline.repeats
     if pipeline.blocks_per_stage * pipeline.stages == repeats:
         body.lines.append(
-            lambda: f"{scan}(lambda x, w: ({call('w')}, None), {start}, {weights}, length={each})"
+            lambda: f"{scan}(lambda x, w: ({call('w')}, None), {start}, {weights}, length={blocks})"
         )
         return
     real = body.fresh("real")
     body.helpers.add("pick")
     body.lines.append(
-        f"{real} = lax.axis_index({literal(STAGE)}) * {each} + jnp.arange({each}) < {repeats}"
+        f"{real} = lax.axis_index({literal(STAGE)}) * {blocks} + jnp.arange({blocks}) < {repeats}"
     )
     body.lines.append(
         lambda: (
             f"{scan}(lambda x, w: (pick(w[1], {call('w[0]')}, x), None), {start}, ({weights},"
-            f" {real}), length={each})"
+            f" {real}), length={blocks})"
         )
     )
 

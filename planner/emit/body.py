@@ -217,7 +217,7 @@ class Body(Values):
         node = call.node
         regions = region(node, self.flow.graph)
         names: list[str] = []
-        made: tuple[tuple[str, Axes], ...] = ()
+        result_types: tuple[tuple[str, Axes], ...] = ()
         for body, splits in zip(node.bodies, regions.splits(node, call.split), strict=True):
             flow = derive(
                 body,
@@ -253,13 +253,13 @@ class Body(Values):
             ]
             names.append(name)
             kept = body.outputs[len(body.outputs) - len(regions.made) :]
-            made = tuple(
+            result_types = tuple(
                 (inner._dtype(o), axes)
                 for o, axes in zip(
                     kept, regions.axes(call.split, self.flow.plan.order), strict=True
                 )
             )
-        return replace(call, functions=tuple(names), made=made)
+        return replace(call, functions=tuple(names), made=result_types)
 
     def _on_pieces(self, tensor: str, need: Layout, rounded: bool) -> str:
         """Variable of an operand of a kernel of pieces, padded to be cut."""

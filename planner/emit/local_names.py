@@ -78,12 +78,12 @@ def _call(graph: Graph, names: dict[str, str], tensor: str, name: str) -> None:
         node = graph.nodes[graph.producer[tensor]]
         if operator_of(node.op).kind:
             return
-        made = [n for n in node.inputs if n in graph.producer]
-        if not made or _elements(graph, made[0]) != _elements(graph, tensor):
+        operands = [n for n in node.inputs if n in graph.producer]
+        if not operands or _elements(graph, operands[0]) != _elements(graph, tensor):
             return
-        if len({i for i, _ in graph.consumers[made[0]]}) > 1:
+        if len({i for i, _ in graph.consumers[operands[0]]}) > 1:
             return
-        tensor = made[0]
+        tensor = operands[0]
 
 
 def _elements(graph: Graph, tensor: str) -> int:
@@ -93,17 +93,19 @@ def _elements(graph: Graph, tensor: str) -> int:
 def _name(graph: Graph, names: Mapping[str, str], node: Node) -> str:
     """What the result of a node is called, whose operands have names."""
     operator = operator_of(node.op)
-    made = [names[n] for n in node.inputs if n in names]
+    operand_names = [names[n] for n in node.inputs if n in names]
     parts = node.scope.split(".") if node.scope else []
     module = _short(_inside(parts))
     if operator.kind in MADE_BY_MODULE:
         return module or _word(node.op)
-    alone = len(made) == 1 and len([n for n in node.inputs if n]) > 1  # a bias, a factor, a shape
-    if made and (operator.free or operator.rearranges or operator.passes_values or alone):
-        return made[0]
-    if len(made) > 1 and (len(parts) == 1 or (parts and parts[-1].isdigit())):
+    alone = (
+        len(operand_names) == 1 and len([n for n in node.inputs if n]) > 1
+    )  # a bias, a factor, a shape
+    if operand_names and (operator.free or operator.rearranges or operator.passes_values or alone):
+        return operand_names[0]
+    if len(operand_names) > 1 and (len(parts) == 1 or (parts and parts[-1].isdigit())):
         return "x"  # of a block itself, or the model: what is added to what goes through it
-    return module if len(made) > 1 and module else _word(node.op)
+    return module if len(operand_names) > 1 and module else _word(node.op)
 
 
 def _inside(parts: list[str]) -> list[str]:
@@ -174,21 +176,21 @@ class _Scope:
         last = {name: k for k, names in enumerate(reads) for name in names}
         kept = {n for s in body for n in _held(s)}  # read by what may be called later
         fixed, bound = self._fixed()
-        holder, own = dict[str, tuple[str, int]](), dict[str, str]()
+        holder, new_names = dict[str, tuple[str, int]](), dict[str, str]()
 
         def take(variable: str, at: int, until: int) -> None:
             """Name what is assigned in statement `at`, over what is not read after `until`."""
-            if variable in own or variable not in self.told:
+            if variable in new_names or variable not in self.told:
                 return
             stem = self.told[variable]
             stem = f"{stem}_" if stem in _reserved() else stem
             hidden = bound if variable in kept else frozenset()
             for number in range(1, len(self.told) + 2):
                 name = stem if number == 1 else f"{stem}{number}"
-                before, made = holder.get(name, ("", at - 1))
-                free = made < at and before not in kept and last.get(before, -1) <= until
+                before, assigned_at = holder.get(name, ("", at - 1))
+                free = assigned_at < at and before not in kept and last.get(before, -1) <= until
                 if free and name not in fixed and name not in hidden:
-                    own[variable], holder[name] = name, (variable, at)
+                    new_names[variable], holder[name] = name, (variable, at)
                     return
 
         for argument in _arguments(self.function):
@@ -198,15 +200,15 @@ class _Scope:
             for variable in _stores(statement):
                 take(variable, k, k - again)
         names = dict(self.given)
-        names |= own
+        names |= new_names
         for argument in _arguments(self.function):
-            if argument.arg in own:
-                yield argument.lineno, argument.col_offset, argument.arg, own[argument.arg]
-        yield from self._docstring(own)
+            if argument.arg in new_names:
+                yield argument.lineno, argument.col_offset, argument.arg, new_names[argument.arg]
+        yield from self._docstring(new_names)
         for statement in body:
             if isinstance(statement, ast.FunctionDef):
-                if (old := statement.name) in own:
-                    yield statement.lineno, statement.col_offset + 4, old, own[old]
+                if (old := statement.name) in new_names:
+                    yield statement.lineno, statement.col_offset + 4, old, new_names[old]
                 taken = frozenset({*fixed, *names.values()} & _names(statement, names))
                 yield from _Scope(statement, self.told, taken, names).edits()
                 continue
@@ -235,16 +237,16 @@ class _Scope:
         walk(self.function, frozenset())
         return frozenset({n for n in free if n not in self.told} | self.taken), frozenset(bound)
 
-    def _docstring(self, own: Mapping[str, str]) -> Iterator[tuple[int, int, str, str]]:
+    def _docstring(self, new_names: Mapping[str, str]) -> Iterator[tuple[int, int, str, str]]:
         first = self.function.body[0]
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
             for match in GENERATED.finditer(str(first.value.value)):
-                if match[0] in own and first.lineno == first.end_lineno:
+                if match[0] in new_names and first.lineno == first.end_lineno:
                     yield (
                         first.lineno,
                         first.col_offset + 3 + match.start(),
                         match[0],
-                        own[match[0]],
+                        new_names[match[0]],
                     )
 
 

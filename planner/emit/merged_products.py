@@ -29,7 +29,7 @@ def merges_at_a_loss(w: Writer) -> bool:
     for i, node in enumerate(graph.nodes):
         if operator_of(node.op).kind != "product":
             continue
-        read, stored, made = (
+        read, stored, written = (
             prod(local_shape(graph.tensors[n].shape, layout, mesh))
             for n, layout in (
                 (node.inputs[0], flow.need[i, 0]),
@@ -37,8 +37,8 @@ def merges_at_a_loss(w: Writer) -> bool:
                 (node.outputs[0], flow.source[node.outputs[0]]),
             )
         )
-        largest = max(largest, read + made)
-        merged = i not in looped and read + stored + made <= MERGED_ELEMENTS
+        largest = max(largest, read + written)
+        merged = i not in looped and read + stored + written <= MERGED_ELEMENTS
         if merged and node.inputs[1] in graph.weights:
             copied.setdefault(node.inputs[0], []).append(stored)
-    return any(len(each) > 1 and sum(each) > largest for each in copied.values())
+    return any(len(sizes) > 1 and sum(sizes) > largest for sizes in copied.values())

@@ -63,14 +63,14 @@ def model_text(
     ]
     run = 'if __name__ == "__main__":\n    program.main()'
     code = "\n\n\n".join([tables.rstrip("\n"), model, "\n".join(rows)]) + f"\n\n{run}\n"
-    own = [
+    runtime_imports = [
         f"import {PACKAGE}",
         *(
             f"from {module} import {', '.join(sorted(names))}"
             for module, names in sorted(modules.items())
         ),
     ]
-    imports = "\n\n".join([imports_for(code), "\n".join(own)]).lstrip("\n")
+    imports = "\n\n".join([imports_for(code), "\n".join(runtime_imports)]).lstrip("\n")
     lines = "\n".join(doc).rstrip().replace("python PROGRAM.py", f"python {MODEL}")
     text = f'"""{lines}\n\nAs emitted: sha256 {"0" * 16}.\n"""\n\n{imports}\n\n{code}'
     return DIGEST.sub(f"As emitted: sha256 {_digest(text)}.", text, count=1)

@@ -102,7 +102,7 @@ def on_pieces(
     the result then has."""
     node = body.flow.graph.nodes[index]
     needs = [body.flow.need.get((index, slot)) for slot in range(len(node.inputs))]
-    given = [
+    present = [
         (f"x{k}", a, need)
         for k, (a, need) in enumerate(zip(args, needs, strict=True))
         if a and need is not None
@@ -114,11 +114,11 @@ def on_pieces(
             for d, axes in enumerate(result.dims)
         )
         result = Layout(dims, tuple(a for a in result.partial if a not in step.axes))
-    specs = ", ".join(spec_text(need) for _, _, need in given)
+    specs = ", ".join(spec_text(need) for _, _, need in present)
     return (
         (
-            f"by_piece(lambda {', '.join(x for x, _, _ in given)}: {text}, ({specs}),"
-            f" {spec_text(result)})({', '.join(a for _, a, _ in given)})"
+            f"by_piece(lambda {', '.join(x for x, _, _ in present)}: {text}, ({specs}),"
+            f" {spec_text(result)})({', '.join(a for _, a, _ in present)})"
         ),
         result,
     )

@@ -116,12 +116,12 @@ def emit(
 def _write_model(w: Writer, workload: Workload) -> None:
     """`loss_of` of a training step, or `forward`: the whole model of one turn of microbatches."""
     plan = w.flow.plan
-    body, *more = forward_bodies(w)
+    body, *other_bodies = forward_bodies(w)
     name = "loss_of" if workload == "train" else "forward"
     if w.counted:
         body.results.append(w.rows(body.value(w.counted, Layout(()))))
-    if more:
-        _join_microbatches(w, body, more)
+    if other_bodies:
+        _join_microbatches(w, body, other_bodies)
     if workload == "train":
         body.results[0] = w.scaled(body.results[0])
     local = (
@@ -132,7 +132,7 @@ def _write_model(w: Writer, workload: Workload) -> None:
     whose = (
         f"{'Sum of the mean losses' if sums and not w.counted else 'Mean loss'} of"
         f" {plan.overlapped_microbatches} microbatches at the same time"
-        if more
+        if other_bodies
         else ""
     )
     whose = whose or f"Mean loss of one {'microbatch' if plan.microbatches > 1 else 'batch'}"
@@ -224,7 +224,7 @@ def forward_bodies(w: Writer) -> tuple[Body, ...]:
     graph, flow = w.flow.graph, w.flow
     for block in w.blocks:
         flow = outer_flow(flow, block)
-    own = {n for block in w.blocks for names in block.weights for n in names}
+    block_weights = {n for block in w.blocks for names in block.weights for n in names}
     body = Body(
         flow,
         w.backend,
@@ -237,7 +237,9 @@ def forward_bodies(w: Writer) -> tuple[Body, ...]:
         behind_blocks=_behind_blocks(w),
     )
     body.weights = {
-        t: f"{w.container(t)}[{literal(p.key)}]" for t, p in w.parameters.items() if t not in own
+        t: f"{w.container(t)}[{literal(p.key)}]"
+        for t, p in w.parameters.items()
+        if t not in block_weights
     }
     body.weights |= {
         t: f"to_device({text})" for t, text in body.weights.items() if t in w.offloaded
@@ -284,12 +286,15 @@ def _behind_blocks(w: Writer) -> int | None:
     return max((block.end for block in w.blocks), default=None)
 
 
-def _join_microbatches(w: Writer, body: Body, more: Sequence[Body]) -> None:
+def _join_microbatches(w: Writer, body: Body, other_bodies: Sequence[Body]) -> None:
     """Make the results of all overlapped microbatches one: the mean of their losses, or the sum
     where several turns are added up; where rows are counted, the mean over all that count, with
     their number where there are several turns."""
     plan, loss = w.flow.plan, w.flow.graph.outputs[0]
-    losses = [body.results[0], *(b.value(loss, output_layout(w.flow.source[loss])) for b in more)]
+    losses = [
+        body.results[0],
+        *(b.value(loss, output_layout(w.flow.source[loss])) for b in other_bodies),
+    ]
     counted = counted_rows(w.flow.graph)
     if not counted:
         total = " + ".join(losses)
@@ -297,7 +302,7 @@ def _join_microbatches(w: Writer, body: Body, more: Sequence[Body]) -> None:
             total if plan.accumulation_steps > 1 else f"({total}) / {plan.overlapped_microbatches}"
         ]
         return
-    rows = [w.rows(b.value(counted, Layout(()))) for b in (body, *more)]
+    rows = [w.rows(b.value(counted, Layout(()))) for b in (body, *other_bodies)]
     both, mean = body.fresh("rows"), body.fresh()
     body.lines += [
         f"{both} = {' + '.join(rows)}",
@@ -380,11 +385,13 @@ def _stage(w: Writer, bodies: Sequence[Body], stage: range, name: str) -> None:
         for n in graph.nodes[i].inputs
         if n in body.weights
     }
-    own = {n: body.weights[n] for n, nodes in readers.items() if nodes <= set(stage)}
-    inner = body.inner(weights=own)
+    stage_weights = {n: body.weights[n] for n, nodes in readers.items() if nodes <= set(stage)}
+    inner = body.inner(weights=stage_weights)
     _fill(bodies, inner, stage)
     dicts = tuple(
-        d for d in ("params", "frozen") if any(text.startswith(d) for text in own.values())
+        d
+        for d in ("params", "frozen")
+        if any(text.startswith(d) for text in stage_weights.values())
     )
     function = Function(name, f"{_span(graph, stage)}.", inner, dicts)
     w.functions.append(function)

@@ -119,9 +119,11 @@ def _gradient_files(w: Writer, backend: str) -> list[str]:
         return ["reduce_shard_map", "stages", "virtual_stages", "pipeline_uneven"]
     if w.pipeline:
         schedule = w.pipeline.schedule
-        more = {INTERLEAVED: ["virtual_stages"], ZB_H1: ["backward_parts"]}.get(schedule, [])
+        schedule_files = {INTERLEAVED: ["virtual_stages"], ZB_H1: ["backward_parts"]}.get(
+            schedule, []
+        )
         name = f"pipeline_{schedule.replace('-', '_')}"
-        return ["reduce_shard_map", "stages", *more, name]
+        return ["reduce_shard_map", "stages", *schedule_files, name]
     if w.flow.plan.accumulation_steps == 1:
         return [f"reduce_{backend}", "gradients_once"]
     # Kernels of XLA's CPU back end for these are slow inside loops

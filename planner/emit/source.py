@@ -147,15 +147,15 @@ def names_in(text: str) -> set[str]:
 def _free_names(text: str) -> frozenset[str]:
     """Names that a function or constant takes from outside: mentioned, but neither assigned nor
     imported by itself, nor an argument."""
-    own: set[str] = set()
+    bound_names: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            own.add(node.id)
+            bound_names.add(node.id)
         elif isinstance(node, ast.arg):
-            own.add(node.arg)
+            bound_names.add(node.arg)
         elif isinstance(node, ast.alias):
-            own.add(node.asname or node.name.partition(".")[0])
-    return frozenset(names_in(text) - own)
+            bound_names.add(node.asname or node.name.partition(".")[0])
+    return frozenset(names_in(text) - bound_names)
 
 
 @cache
@@ -229,8 +229,8 @@ def imports_for(text: str) -> str:
         blocks.append(
             sorted(lines)
             + [
-                f"from {m.split()[0]} import {', '.join(sorted(own))}"
-                for m, own in sorted(members.items())
+                f"from {m.split()[0]} import {', '.join(sorted(names))}"
+                for m, names in sorted(members.items())
             ]
         )
     return "\n\n".join("\n".join(block) for block in blocks if block)

@@ -138,7 +138,7 @@ def _write_epilogue(w: Writer, flow: Flow, block: RepeatedBlock) -> list[int]:
 
 def _body(w: Writer, flow: Flow) -> Body:
     """A function of the program's own, with every weight and input at hand."""
-    own = {n for block in w.blocks for names in block.weights for n in names}
+    block_weights = {n for block in w.blocks for names in block.weights for n in names}
     graph = flow.graph
     counter = w.counter
     body = Body(
@@ -152,7 +152,9 @@ def _body(w: Writer, flow: Flow) -> Body:
         precise=precise(graph),
     )
     body.weights = {
-        t: f"{w.container(t)}[{literal(p.key)}]" for t, p in w.parameters.items() if t not in own
+        t: f"{w.container(t)}[{literal(p.key)}]"
+        for t, p in w.parameters.items()
+        if t not in block_weights
     }
     _inputs(body)
     return body

@@ -17,16 +17,16 @@ def table_rows(rows: Sequence[tuple[str, str]]) -> list[str]:
     are equal is one comprehension."""
     lines: list[str] = []
     counted = [(*_counted(name), row) for name, row in rows]
-    at = 0
-    while at < len(rows):
-        period, repeats = _stretch(counted, at)
+    start = 0
+    while start < len(rows):
+        period, repeats = _stretch(counted, start)
         if period * (repeats - 1) >= LEAST:
-            lines += _comprehension(counted[at : at + period], repeats)
-            at += period * repeats
+            lines += _comprehension(counted[start : start + period], repeats)
+            start += period * repeats
         else:
-            name, row = rows[at]
+            name, row = rows[start]
             lines.append(f"    {literal(name)}{row and ': '}{row},")
-            at += 1
+            start += 1
     return lines
 
 
@@ -40,19 +40,20 @@ def _counted(name: str) -> tuple[str, int]:
     return name, -1
 
 
-def _stretch(rows: Sequence[tuple[str, int, str]], at: int) -> tuple[int, int]:
+def _stretch(rows: Sequence[tuple[str, int, str]], start: int) -> tuple[int, int]:
     """Length of the block that begins at a row, and how often it recurs."""
-    pattern, first, row = rows[at]
+    pattern, first, row = rows[start]
     if first < 0:
         return 1, 1
-    same = (k for k in range(at + 1, len(rows)) if rows[k] == (pattern, first + 1, row))
-    period = next(same, at) - at
-    if period <= 0 or any(n != first for _, n, _ in rows[at : at + period]):
+    same = (k for k in range(start + 1, len(rows)) if rows[k] == (pattern, first + 1, row))
+    period = next(same, start) - start
+    if period <= 0 or any(n != first for _, n, _ in rows[start : start + period]):
         return 1, 1
     repeats = 1
     while all(
-        at + repeats * period + j < len(rows)
-        and rows[at + repeats * period + j] == (rows[at + j][0], first + repeats, rows[at + j][2])
+        start + repeats * period + j < len(rows)
+        and rows[start + repeats * period + j]
+        == (rows[start + j][0], first + repeats, rows[start + j][2])
         for j in range(period)
     ):
         repeats += 1

@@ -80,7 +80,7 @@ def block_table(w: Writer, block: RepeatedBlock, name: str) -> BlockTable:
     """Writes the block's table of weights; see `BlockTable`."""
     graph = w.flow.graph
     labels = {names[0]: [graph.labels.get(n, n) for n in names] for names in block.weights}
-    patterns = {t: template(own) for t, own in labels.items()}
+    patterns = {t: template(names) for t, names in labels.items()}
     prefix = next((p[: p.index("*.") + 2] for p in patterns.values() if "*." in p), "")
     short: dict[str, str] = {}
     for t, pattern in patterns.items():
@@ -95,8 +95,8 @@ def block_table(w: Writer, block: RepeatedBlock, name: str) -> BlockTable:
         keys = {names[0]: [w.parameters[n].key for n in names] for names in block.weights}
         regular = all(
             patterns[t].replace("*", str(i)) == key
-            for t, own in keys.items()
-            for i, key in enumerate(own)
+            for t, keys_of in keys.items()
+            for i, key in enumerate(keys_of)
         )
         values = {
             t: (
@@ -398,14 +398,14 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
         ]
     )
     if w.backend == "shard_map" and w.flow.plan.accumulation_steps > 1:
-        each = any(p.plan.zero_stage == 2 and p.plan.zero_dim >= 0 for p in parameters)
-        own = {n for block in w.blocks for names in block.weights for n in names}
+        scattered = any(p.plan.zero_stage == 2 and p.plan.zero_dim >= 0 for p in parameters)
+        block_weights = {n for block in w.blocks for names in block.weights for n in names}
         loose = [
             p.key
             for p in parameters
-            if is_gathered(w.flow, p.tensors[0]) and p.tensors[0] not in own
+            if is_gathered(w.flow, p.tensors[0]) and p.tensors[0] not in block_weights
         ]
-        text += f"SCATTER_EACH_MICROBATCH = {each}\n"
+        text += f"SCATTER_EACH_MICROBATCH = {scattered}\n"
         text += _equal_table(w) if not w.pipeline else ""
         text += (
             f"GATHERED = {{{', '.join(literal(k) for k in loose)}}}  # parameters gathered outside"
@@ -469,12 +469,12 @@ def fused_table(w: Writer, compute: str) -> str:
     plan = w.flow.plan
     sizes_of = dict.fromkeys(kinds(plan.zero_stage), plan.bucket_bytes) if plan.bucket_bytes else {}
     if plan.overlapped_microbatches > 1:
-        own = load_runtime("jax-shard_map").bucket_bytes
+        usual_bytes = load_runtime("jax-shard_map").bucket_bytes
         most = launch_bytes(collectives(w.flow, w.blocks, item_sizes(compute)), dict(plan.mesh))
         sizes_of |= {
             k: n
             for kind, n in most.items()
-            if (k := kind.replace("-", "_")) in KINDS and n < sizes_of.get(k, own)
+            if (k := kind.replace("-", "_")) in KINDS and n < sizes_of.get(k, usual_bytes)
         }
     sizes = ", ".join(f"{literal(kind)}: {sizes_of[kind]}" for kind in KINDS if kind in sizes_of)
     return (
@@ -520,14 +520,18 @@ def scale_table(w: Writer) -> str:
 
 def no_decay_table(w: Writer, names: Iterable[tuple[str, str]]) -> str:
     """NO_DECAY. names: (tensor, what it goes by) of trained weights."""
-    own = [name for tensor, name in names if spared(w.flow.graph, tensor)]
-    return _set_of("NO_DECAY", "what weight decay leaves alone: vectors and tables of lookups", own)
+    chosen = [name for tensor, name in names if spared(w.flow.graph, tensor)]
+    return _set_of(
+        "NO_DECAY", "what weight decay leaves alone: vectors and tables of lookups", chosen
+    )
 
 
 def orthogonalised_table(w: Writer, names: Iterable[tuple[str, str]]) -> str:
     """ORTHOGONALISED. names: as for `no_decay_table`."""
-    own = [name for tensor, name in names if tensor in w.flow.graph.orthogonalised]
-    return _set_of("ORTHOGONALISED", "matrices of hidden layers: all else takes AdamW's steps", own)
+    chosen = [name for tensor, name in names if tensor in w.flow.graph.orthogonalised]
+    return _set_of(
+        "ORTHOGONALISED", "matrices of hidden layers: all else takes AdamW's steps", chosen
+    )
 
 
 def together_table(w: Writer) -> str:

@@ -197,17 +197,18 @@ def stage_buffer_tables(w: Writer) -> list[str]:
     return [*parts, _gradients(w), no_decay_table(w, trained)]
 
 
-def _table(w: Writer, name: str, what: str, own: list[Buffer]) -> str:
+def _table(w: Writer, name: str, what: str, buffers: list[Buffer]) -> str:
     rows = [f"# {what} -> (shape, dtype, 0, mean of a fresh start, how it is cut)", f"{name} = {{"]
     kind = {
-        b.key: "float" if w.flow.graph.tensors[b.pieces[0].name].is_float else b.dtype for b in own
+        b.key: "float" if w.flow.graph.tensors[b.pieces[0].name].is_float else b.dtype
+        for b in buffers
     }
     rows += [
         f'    {literal(b.key)}: ({_shape(w, b)}, "{kind[b.key]}", 0, 0.0,'
         f" {spec_text(Layout(b.dims))}),"
-        for b in own
+        for b in buffers
     ]
-    return "\n".join([*rows, "}", ""]) if own else f"{name} = {{}}\n"
+    return "\n".join([*rows, "}", ""]) if buffers else f"{name} = {{}}\n"
 
 
 def _shape(w: Writer, b: Buffer) -> tuple[int, ...]:
@@ -233,15 +234,15 @@ def _gradients(w: Writer) -> str:
         " dim scattered; how its gradient and its optimizer state are cut)"
     ]
     rows.append("GRADIENTS = {")
-    own = [b for b in w.packed if b.trained]
-    for b in own:
+    buffers = [b for b in w.packed if b.trained]
+    for b in buffers:
         dims = (*b.dims[:-1], b.zero_axes)
         dim = len(dims) - 1 if b.zero_axes else 0
         rows.append(
             f"    {literal(b.key)}: ({tuple_text(b.grad_partial)}, {tuple_text(b.rest)},"
             f" {tuple_text(b.zero_axes)}, {dim}, {spec_text(Layout(dims))}),"
         )
-    each = any(b.zero_stage == 2 for b in own)
+    scattered = any(b.zero_stage == 2 for b in buffers)
     if "optimizer" in w.flow.plan.offload:
         rows = [
             (
@@ -250,4 +251,4 @@ def _gradients(w: Writer) -> str:
             ),
             *rows,
         ]
-    return "\n".join([*rows, "}", f"SCATTER_EACH_MICROBATCH = {each}", ""])
+    return "\n".join([*rows, "}", f"SCATTER_EACH_MICROBATCH = {scattered}", ""])

@@ -90,10 +90,10 @@ class Function:
         self, outputs: str = "", through: str = "{}", arguments: tuple[str, ...] | None = None
     ) -> str:
         """The call: results assigned to the names they have inside, or to `outputs`."""
-        given = ", ".join(arguments if arguments is not None else self.arguments)
+        argument_text = ", ".join(arguments if arguments is not None else self.arguments)
         results = outputs or ", ".join(self.body.results)
         shape = f".reshape({self._rows_of})" if self._rows_of else ""
-        return f"{results} = {through.format(self.name)}({given}){shape}"
+        return f"{results} = {through.format(self.name)}({argument_text}){shape}"
 
     @property
     def _rows_of(self) -> tuple[int, ...]:

@@ -35,11 +35,9 @@ def settings(call: Call) -> str:
     direction = str(call.attr("direction", "forward"))
     activations = call.node.attrs.get("activations")
     count = 2 if direction == "bidirectional" else 1
-    names = (
-        tuple(str(a).lower() for a in activations)
-        if activations
-        else STANDARD[call.node.op] * count
-    )  # type: ignore[union-attr]
+    names = STANDARD[call.node.op] * count
+    if activations:
+        names = tuple(str(a).lower() for a in activations)  # type: ignore[union-attr]
     if not set(names) <= KNOWN:
         raise NoRule(f"activations {', '.join(sorted(set(names) - KNOWN))}")
     return f"{direction!r}, {names!r}, {call.node.attrs.get('clip')!r}"

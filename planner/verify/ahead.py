@@ -96,7 +96,7 @@ def compile_ahead(
         options = {"xla_dump_to": str(folder), "xla_dump_hlo_pass_re": ".*" if passes else ""}
         if target.kind == "tpu":
             return _until_buffers(lambda: lowered.compile(compiler_options=options), folder, target)
-        done, held = lowered.compile(compiler_options=options), assignment_in(folder)
+        done, assignment = lowered.compile(compiler_options=options), assignment_in(folder)
     stats = done.memory_analysis()
     return Compiled(
         done.as_text(),
@@ -104,7 +104,7 @@ def compile_ahead(
         stats.output_size_in_bytes,
         stats.alias_size_in_bytes,
         stats.temp_size_in_bytes,
-        held,
+        assignment,
         stats.host_argument_size_in_bytes,
         stats.host_temp_size_in_bytes,
     )
@@ -158,14 +158,14 @@ def _until_buffers(compile: Callable[[], object], folder: Path, target: Target) 
     dumps = sorted(folder.glob(ASSIGNED), key=lambda path: path.stat().st_size)
     if not dumps:
         raise RuntimeError("the TPU compiler wrote no dumps of its buffers")
-    held = assignment_in(folder)
+    assignment = assignment_in(folder)
     compiled = Compiled(
         dumps[-1].read_text(errors="replace"),
-        sum(held.parameters.values()),
-        held.given_bytes + held.result_bytes,
-        held.given_bytes,
-        held.arena_bytes,
-        held,
+        sum(assignment.parameters.values()),
+        assignment.given_bytes + assignment.result_bytes,
+        assignment.given_bytes,
+        assignment.arena_bytes,
+        assignment,
     )
     if compiled.peak_bytes > 0.9 * (
         load_device(target.name).memory_bytes if target.name in aliases() else 0
@@ -210,9 +210,9 @@ def figures(
     """
     inside, results = differences.entry_bytes(compiled.text)
 
-    def judged(what: str, a: int, b: int, usual_tolerance: float, **more: Any) -> Figure:
+    def judged(what: str, a: int, b: int, usual_tolerance: float, **options: Any) -> Figure:
         return Figure(
-            what, a, b, tolerance=usual_tolerance if tolerance is None else tolerance, **more
+            what, a, b, tolerance=usual_tolerance if tolerance is None else tolerance, **options
         )
 
     rows = _traffic_figures(predicted, compiled_traffic(compiled.text, plan, exact), judged)

@@ -106,7 +106,7 @@ class Clock:
         ]
         sent = self.collectives
         free = self.limit_bytes - self.peak_bytes
-        said = [
+        sentences = [
             f"collectives: {sent.count:,}, {show_time(sent.links_s)} on the links,"
             f" {show_time(sent.exposed_s)} of it exposed between start and done"
             f" ({show_time(sent.priced_exposed_s)} priced), {sent.whole:,} of them whole",
@@ -118,7 +118,7 @@ class Clock:
         return [
             *hang("", f"time by part, roofline of {self.device}; nothing was run:", width),
             *_columns(rows),
-            *(line for text in said for line in hang("  - ", text, width)),
+            *(line for text in sentences for line in hang("  - ", text, width)),
         ]
 
     def _total(self) -> TimePart:

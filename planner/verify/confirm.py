@@ -69,7 +69,7 @@ def confirmed(
     target: Target,
     *,
     backend: str = "shard_map",
-    tell: Callable[[str], None] = lambda said: None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Strategy:
     """The first plan that fits as compiled, else `best`; either with what the compiler said.
     Interrupted, `best` with what was said so far.
@@ -83,16 +83,16 @@ def confirmed(
         while True:
             tell(f"compiling plan {len(rejected) + 1} of at most {MOST} for {target.text}")
             try:
-                said = compiled(plan, source, target, backend)
+                outcome = compiled(plan, source, target, backend)
             except PlanError as e:
-                failed, said = (
+                failed, outcome = (
                     failed or e,
                     {"peak_bytes": 0, "why": f"{e.what}{f': {e.detail[0]}' if e.detail else ''}"},
                 )
-            if "why" not in said:
-                return _with(plan, target, rejected, begun, fits=True, **said)
-            rejected.append({**_decisions(plan), **said})
-            too_much = max(0, said["peak_bytes"] - int(plan.costs["memory_limit_bytes"]))
+            if "why" not in outcome:
+                return _with(plan, target, rejected, begun, fits=True, **outcome)
+            rejected.append({**_decisions(plan), **outcome})
+            too_much = max(0, outcome["peak_bytes"] - int(plan.costs["memory_limit_bytes"]))
             again = (
                 smaller(int(plan.costs["memory_per_device_bytes"]) - max(1, too_much))
                 if len(rejected) < MOST
@@ -116,13 +116,13 @@ def compiled(plan: Strategy, source: Any, target: Target, backend: str) -> dict[
     peak = next(f for f in report.figures if f.what == PEAK)
     dots = next((f for f in report.figures if f.of == FLOPS and f.predicted), None)
     limit = int(plan.costs["memory_limit_bytes"])
-    said: dict[str, Any] = {"peak_bytes": peak.compiled}
+    outcome: dict[str, Any] = {"peak_bytes": peak.compiled}
     if dots is not None and dots.predicted and dots.compiled != dots.predicted:
-        said["flops_ratio"] = round(dots.compiled / dots.predicted, 6)
+        outcome["flops_ratio"] = round(dots.compiled / dots.predicted, 6)
     return (
-        said
+        outcome
         if peak.compiled <= limit
-        else {**said, "why": f"{show_bytes(peak.compiled)} of {show_bytes(limit)}"}
+        else {**outcome, "why": f"{show_bytes(peak.compiled)} of {show_bytes(limit)}"}
     )
 
 
@@ -140,13 +140,13 @@ def _decisions(plan: Strategy) -> dict[str, Any]:
 
 
 def _with(
-    plan: Strategy, target: Target, rejected: list[dict[str, Any]], begun: float, **said: Any
+    plan: Strategy, target: Target, rejected: list[dict[str, Any]], begun: float, **outcome: Any
 ) -> Strategy:
     table = {
         "target": target.text,
         "limit_bytes": int(plan.costs["memory_limit_bytes"]),
         "rejected": rejected,
-        **said,
+        **outcome,
     }
     return replace(
         plan,

@@ -329,7 +329,7 @@ class _Serves:
         """Where the backward pass begins in a schedule: at the first array of floats that it makes
         (ids may be sorted for it long before, zeros filled in). The schedule's length where there
         is none."""
-        for at, name in enumerate(schedule):
+        for index, name in enumerate(schedule):
             maker = self._found.get(name)
             if (
                 maker
@@ -337,7 +337,7 @@ class _Serves:
                 and maker.opcode not in ("constant", "broadcast")
                 and any(s.dims and s.dtype in _FLOATS for s in maker.shapes)
             ):
-                return at
+                return index
         return len(schedule)
 
 

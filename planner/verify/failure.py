@@ -25,7 +25,7 @@ def remember(file: str, text: str) -> None:
 def told(error: BaseException, where: str, file: str) -> PlanError:
     """The error for an exception. where: what failed; file: the name under which the program's text
     is remembered."""
-    said = next(
+    first_line = next(
         (
             line.strip()
             for line in str(error).splitlines()
@@ -46,7 +46,7 @@ def told(error: BaseException, where: str, file: str) -> PlanError:
     )
     return PlanError(
         "P162",
-        f"{where} failed: {type(error).__name__}{': ' if said else ''}{said[:LONGEST]}",
+        f"{where} failed: {type(error).__name__}{': ' if first_line else ''}{first_line[:LONGEST]}",
         detail=line,
         help=[help],
     )

@@ -162,7 +162,7 @@ def compare(
 def _of_microbatches(feeds: Values, islands: Sequence[int]) -> Values:
     """A program's inputs by microbatch: of islands without those that none of them runs."""
     most = max(islands, default=0)
-    run = [i * most + turn for i, own in enumerate(islands) for turn in range(own)]
+    run = [i * most + turn for i, turns in enumerate(islands) for turn in range(turns)]
     return {key: value[run] for key, value in feeds.items()} if islands else feeds
 
 
@@ -347,10 +347,10 @@ def unstacked(
             out |= module.unpacked(key, row, np.asarray(value)[tuple(slice(0, n) for n in row[0])])
             continue
         names, array_of_key = program.labels[key], np.asarray(value)
-        more = array_of_key.ndim - want.get(names[0], array_of_key).ndim
-        stacked = len(names) > 1 or more > 0
+        extra_dims = array_of_key.ndim - want.get(names[0], array_of_key).ndim
+        stacked = len(names) > 1 or extra_dims > 0
         array_of_key = (
-            array_of_key.reshape(-1, *array_of_key.shape[2:]) if more > 1 else array_of_key
+            array_of_key.reshape(-1, *array_of_key.shape[2:]) if extra_dims > 1 else array_of_key
         )  # in chunks, each with a piece of every pipeline stage
         for label, array in zip(
             names, array_of_key[: len(names)] if stacked else [array_of_key], strict=True

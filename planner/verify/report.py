@@ -298,7 +298,7 @@ class VerifyReport:
         style = Style(colour)
         mesh = ", ".join(f"{a}={n}" for a, n in self.mesh.items())
         devices = math.prod(self.mesh.values())
-        first, *more = hang(
+        first, *continued = hang(
             "",
             f"{self.model}: {self.program} program, {self.workload}, on {devices} {self.machine}"
             f" ({mesh})",
@@ -306,7 +306,7 @@ class VerifyReport:
         )
         lines = [
             style.bold(first),
-            *more,
+            *continued,
             *hang("", f"compiled {self.compiled}; one device, one step:", width),
             *self._table(width, style),
         ]
@@ -317,9 +317,9 @@ class VerifyReport:
         lines += hang("", " · ".join(f"{v.name}: {v.says}" for v in self.verdicts), width)
         if self.ok:
             return "\n".join([*lines, style.good("verified")])
-        first, *more = hang("NOT VERIFIED: ", "; ".join(self.findings()), width)
+        first, *continued = hang("NOT VERIFIED: ", "; ".join(self.findings()), width)
         return "\n".join(
-            [*lines, first.replace("NOT VERIFIED", style.bad("NOT VERIFIED"), 1), *more]
+            [*lines, first.replace("NOT VERIFIED", style.bad("NOT VERIFIED"), 1), *continued]
         )
 
     def _table(self, width: int, style: Style) -> list[str]:
@@ -335,13 +335,13 @@ class VerifyReport:
         room = max(LEAST, width - sum(columns) - 3 * len(GAP))
         lines: list[str] = []
         for row, figure in zip(rows, (None, *self.figures), strict=True):
-            first, *more = hang("", figure.mark, room) if figure and figure.mark else [""]
+            first, *continued = hang("", figure.mark, room) if figure and figure.mark else [""]
             emphasis = (
                 style.bad if figure and not figure.ok else style.good if first == "exact" else str
             )
             cells = [row[0].ljust(columns[0]), row[1].rjust(columns[1]), row[2].rjust(columns[2])]
             lines.append(GAP.join([*cells, emphasis(first)]).rstrip())
-            lines += [" " * (sum(columns) + 3 * len(GAP)) + emphasis(line) for line in more]
+            lines += [" " * (sum(columns) + 3 * len(GAP)) + emphasis(line) for line in continued]
         return lines
 
     def _numbers_text(self) -> str:

@@ -104,9 +104,9 @@ def steps(
             if trial is None:
                 stuck.add(together)
                 continue
-            left = excess(graph, extents, trial)
-            if left < before:
-                trials.append((left, -len(together), together, trial))
+            remaining = excess(graph, extents, trial)
+            if remaining < before:
+                trials.append((remaining, -len(together), together, trial))
             break
     return [(together, trial) for _, _, together, trial in sorted(trials, key=lambda f: f[:3])]
 
@@ -137,8 +137,8 @@ def smallest_prime(n: int) -> int:
 def _with_fewer_repeats(graph: Graph) -> tuple[Graph, list[str]]:
     """The graph with at most KEPT_REPEATS of every repeated block, and "32 to 2" per block."""
     runs = [run for run in find_runs(graph) if run[2] > KEPT_REPEATS]
-    said = [f"{repeats} to {KEPT_REPEATS}" for _, _, repeats in runs]
-    return fewer_repeats(graph, runs, KEPT_REPEATS), said
+    reductions = [f"{repeats} to {KEPT_REPEATS}" for _, _, repeats in runs]
+    return fewer_repeats(graph, runs, KEPT_REPEATS), reductions
 
 
 def resized(

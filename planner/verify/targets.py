@@ -73,8 +73,8 @@ class Target:
         if self.kind != "tpu":
             return ()
         chips = (*self.shape, 1)[:3]
-        own = tuple(gcd(n, most) for n, most in zip(chips, HOST_CHIPS, strict=True))
-        return own if own != HOST_CHIPS else ()
+        chips_per_host = tuple(gcd(n, most) for n, most in zip(chips, HOST_CHIPS, strict=True))
+        return chips_per_host if chips_per_host != HOST_CHIPS else ()
 
     def environment(self) -> Mapping[str, str]:
         """Variables of the process that compiles, beside those of every worker."""
@@ -101,9 +101,13 @@ class Target:
             return jax.devices()
         if self.kind == "tpu":
             name = f"{self.name}:{'x'.join(map(str, self.shape))}"
-            told = {"chips_per_host_bounds": own} if (own := self.small_host) else {}
+            options = (
+                {"chips_per_host_bounds": chips_per_host}
+                if (chips_per_host := self.small_host)
+                else {}
+            )
             devices = topologies.get_topology_desc(
-                platform="tpu", topology_name=name, **told
+                platform="tpu", topology_name=name, **options
             ).devices
         else:
             known = chip(self.name)

@@ -95,15 +95,15 @@ class Parts:
         reached = [n.inputs[0] for n in losses] or list(self.graph.outputs)
         head, seen = set[str](), set[str]()
         while reached:
-            made = self.graph.producer.get(reached.pop())
-            if made is None or made in repeated or nodes[made].id in seen:
+            maker = self.graph.producer.get(reached.pop())
+            if maker is None or maker in repeated or nodes[maker].id in seen:
                 continue
-            seen.add(nodes[made].id)
-            kind = operator_of(nodes[made].op).kind
+            seen.add(nodes[maker].id)
+            kind = operator_of(nodes[maker].op).kind
             if kind == "product":
-                head.add(nodes[made].id)
+                head.add(nodes[maker].id)
             elif not kind:
-                reached += [name for name in nodes[made].inputs if name]
+                reached += [name for name in nodes[maker].inputs if name]
         return {
             n.id: HEAD if n.id in head else _KINDS.get(operator_of(n.op).kind, ELEMENTWISE)
             for n in nodes
@@ -128,17 +128,17 @@ class Parts:
         """The part that a kernel serves."""
         if kernel.attention:
             return ATTENTION
-        own = origins.name(kernel.instruction.attributes)
+        own_name = origins.name(kernel.instruction.attributes)
         inside = [(i, origins.name(i.attributes)) for i in kernel.inside]
         products = [
             self.of_name[name]
             for i, name in inside
             if i.opcode in ("dot", "convolution", "custom-call") and name in self.of_name
         ]
-        if products or own in self.of_name:
-            return products[0] if products else self.of_name[own]
+        if products or own_name in self.of_name:
+            return products[0] if products else self.of_name[own_name]
         names = [name for _, name in inside if name]
-        if own == UPDATE or UPDATE in names:
+        if own_name == UPDATE or UPDATE in names:
             return OPTIMIZER
         parts = {self.of_name[name] for name in names if name in self.of_name}
         if not parts or _replaces_a_part(kernel):
@@ -196,7 +196,11 @@ def clock(
         _part(
             part,
             priced[part],
-            [site for site, own in zip(heaviest, served, strict=True) if own == part],
+            [
+                site
+                for site, part_served in zip(heaviest, served, strict=True)
+                if part_served == part
+            ],
             device,
         )
         for part in PARTS

@@ -183,11 +183,16 @@ def environment(devices: int, kind: str = "cpu", options: Sequence[str] = ()) ->
         f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f
     ]
     path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
-    own = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    variables = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
     if kind != "cpu":
-        return {**own, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
+        return {
+            **variables,
+            "PYTHONPATH": path,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": " ".join(flags),
+        }
     return {
-        **own,
+        **variables,
         "PYTHONPATH": path,
         "JAX_PLATFORMS": "cpu",
         "JAX_DEFAULT_MATMUL_PRECISION": "float32",
@@ -213,8 +218,8 @@ def _died(code: int, log: str) -> str:
     """How a process ended that could not say so itself."""
     if code in (-9, 137):
         return "failed: the process was killed, most likely for memory"
-    said = last_words(log) or "it left no message"
-    return f"failed: {f'the process was ended by signal {-code}; ' if code < 0 else ''}{said}"
+    message = last_words(log) or "it left no message"
+    return f"failed: {f'the process was ended by signal {-code}; ' if code < 0 else ''}{message}"
 
 
 def written_out(graph: Graph, plan: Plan, unroll: bool) -> int:
@@ -256,9 +261,9 @@ def figures(
     exact = backend == "shard_map"
     actual = compiled_traffic(compiled.text, plan, exact)
 
-    def row(what: str, planned: int, compiled_value: int, **more: Any) -> Figure:
+    def row(what: str, planned: int, compiled_value: int, **options: Any) -> Figure:
         note = "" if exact else "placed by the compiler"
-        return Figure(what, planned, compiled_value, judged=exact, note=note, **more)
+        return Figure(what, planned, compiled_value, judged=exact, note=note, **options)
 
     planned = predicted.traffic
     results = entry_bytes(compiled.text)[1]
@@ -416,10 +421,10 @@ def work(request: Mapping[str, Any], write: Any) -> None:
     write("compiled" if request["run"] else "ran", report)
     if request["run"]:
         tolerance = TOLERANCE if request["tolerance"] is None else request["tolerance"]
-        errors, why, more = numbers(
+        errors, why, more_notes = numbers(
             model, plan, program, compiled, backend, tolerance, request["timeout_s"]
         )
-        report = replace(report, numbers=errors, not_run=why, notes=(*notes, *more))
+        report = replace(report, numbers=errors, not_run=why, notes=(*notes, *more_notes))
         write("ran", report)
     if any(f.of in (TRAFFIC, FLOPS) and f.judged and f.distance for f in rows):
         rows, lines = explained(rows, predicted, plan, program, kind)

@@ -59,12 +59,12 @@ def bind(names: dict[str, Any], parts: Iterable[str]) -> Bound:
     the learning rate, main) by defining a function of that name. parts: names of files; of two
     functions of one name the later is taken.
     """
-    own = dict(names)
+    defined = dict(names)
     for part in parts:
         if part not in paths() or is_module(part):
             raise ValueError(f"{part!r} is no part of {__name__} {__version__}")
         exec(_code(part), names)
-    names.update(own)
+    names.update(defined)
     return Bound(names)
 
 

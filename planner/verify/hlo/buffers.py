@@ -106,7 +106,7 @@ def read_assignment(text: str, lives: str = "") -> Assignment:
     schedule, life = _lives(lives)
     parameters: dict[int, int] = {}
     temporary, on_chip, donated = list[_Placed](), list[_Placed](), list[_Placed]()
-    arena, given, results, into, number = 0, 0, 0, temporary, 0
+    arena, argument_bytes, results, into, number = 0, 0, 0, temporary, 0
     for line in text.splitlines():
         if match := _ALLOCATION.match(line):
             number, size, rest = int(match.group(1)), int(match.group(2)), match.group(5)
@@ -116,10 +116,10 @@ def read_assignment(text: str, lives: str = "") -> Assignment:
             if wanted and not int(match.group(3) or 0):
                 arena += size
             elif "maybe-live-out" in rest or "output shape is" in rest:
-                given, results = (
-                    (given + size, results)
+                argument_bytes, results = (
+                    (argument_bytes + size, results)
                     if match.group(4) is not None
-                    else (given, results + size)
+                    else (argument_bytes, results + size)
                 )
             into = donated if match.group(4) is not None else temporary if wanted else []
         elif match := _VALUE.match(line):
@@ -141,7 +141,7 @@ def read_assignment(text: str, lives: str = "") -> Assignment:
         temporaries=_apart(temporary),
         parameters=parameters,
         arena_bytes=arena,
-        given_bytes=given,
+        given_bytes=argument_bytes,
         result_bytes=results,
         schedule=schedule,
         moment=_moment(schedule, temporary, on_chip, donated) if schedule else None,
@@ -167,7 +167,7 @@ def _moment(
     donated: Sequence[_Placed],
 ) -> Moment | None:
     """The first moment of most bytes. Values may overlap (updates in place): a byte counts once."""
-    best, at, there = 0, 0, list[_Placed]()
+    best, peak_time, there = 0, 0, list[_Placed]()
     for time, begun in groupby(
         sorted((p for p in temporary if p.held.first >= 0), key=lambda p: p.held.first),
         key=lambda p: p.held.first,
@@ -175,23 +175,25 @@ def _moment(
         there = [*(p for p in there if p.held.last >= time), *begun]
         used = _covered(there)
         if used > best:
-            best, at = used, time
+            best, peak_time = used, time
     if not best:
         return None
     end = len(schedule) - 1
 
     def then(placed: Iterable[_Placed]) -> list[_Placed]:
-        return [p for p in placed if p.held.first <= at <= p.held.last]
+        return [p for p in placed if p.held.first <= peak_time <= p.held.last]
 
     chip = [p for p in then(on_chip) if not p.held.name.startswith(_COPIES)]
     # What lives from the beginning is the argument itself, what lives to the end is the result that
     # takes its place.
-    given = [
+    donated_there = [
         p
         for p in then(donated)
         if p.held.first > 0 and p.held.last < end and not p.held.name.startswith("param")
     ]
-    return Moment(schedule[at], best, _apart(then(temporary)), _apart(chip), _apart(given))
+    return Moment(
+        schedule[peak_time], best, _apart(then(temporary)), _apart(chip), _apart(donated_there)
+    )
 
 
 def _covered(placed: Iterable[_Placed]) -> int:

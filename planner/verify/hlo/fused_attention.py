@@ -59,13 +59,13 @@ def _cudnn(backward: bool, instruction: Instruction, operands: tuple[Shape, ...]
     """Operands begin with queries [B, S, H, D], keys [B, T, G, D] and values [B, T, G, E]."""
     (batch, queries, heads, width), keys, values = (operands[k].dims for k in range(3))
     over_keys, over_values = (3, 2) if backward else (1, 1)
-    own = _value_width(instruction, values[3])
+    value_width = _value_width(instruction, values[3])
     window = _CUDNN_WINDOW.search(instruction.attributes)
     positions = Positions(
         bool(_CAUSAL.search(instruction.attributes)), int(window.group(1)) if window else 0
     )
     counted, done = (
-        2 * batch * heads * (over_keys * width + over_values * e) for e in (own, values[3])
+        2 * batch * heads * (over_keys * width + over_values * e) for e in (value_width, values[3])
     )
     masked = bool(_BIAS.search(instruction.attributes))
     return FusedAttention(
@@ -78,8 +78,8 @@ def _cudnn(backward: bool, instruction: Instruction, operands: tuple[Shape, ...]
 
 def _value_width(instruction: Instruction, given: int) -> int:
     """Elements of a value of the program, where its kernel is given wider ones with zeros."""
-    own = _VALUES.search(instruction.attributes)
-    return int(own.group(1)) if own else given
+    match = _VALUES.search(instruction.attributes)
+    return int(match.group(1)) if match else given
 
 
 def _splash(kernel: str, instruction: Instruction, operands: tuple[Shape, ...]) -> FusedAttention:
@@ -97,8 +97,8 @@ def _splash(kernel: str, instruction: Instruction, operands: tuple[Shape, ...]) 
         widths = over_keys * queries[-1] + over_values * width
         return 2 * math.prod(queries[:-2]) * widths
 
-    own = _value_width(instruction, values[-1])
+    value_width = _value_width(instruction, values[-1])
     pairs = positions.computed_pairs(queries[-2], keys[-2], True)
-    counted = products(*_COUNTED[kernel], own) * pairs
+    counted = products(*_COUNTED[kernel], value_width) * pairs
     done = products(*_DONE[kernel], values[-1]) * positions.splash_pairs(queries[-2], keys[-2])
     return FusedAttention("splash", AttentionPass(kernel != "fwd", queries[-1]), counted, done)

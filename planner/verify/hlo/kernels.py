@@ -142,9 +142,9 @@ def _inside(module: Module, instruction: Instruction) -> Iterator[tuple[Instruct
     if instruction.opcode not in _FUSIONS:
         return
     inner = module.computations[instruction.callees[0]]
-    for each in inner.instructions:
-        yield each, inner
-        yield from _inside(module, each)
+    for nested in inner.instructions:
+        yield nested, inner
+        yield from _inside(module, nested)
 
 
 def moved_bytes(module: Module, instruction: Instruction, computation: Computation) -> int:
@@ -152,10 +152,10 @@ def moved_bytes(module: Module, instruction: Instruction, computation: Computati
     results = sum(main_bytes(instruction))
     if instruction.opcode in _FUSIONS:
         inner = module.computations[instruction.callees[0]]
-        made = main_bytes(instruction)
+        sizes = main_bytes(instruction)
         if instruction.opcode == "fusion-start":  # operands, results and a word stand in its type
-            made = made[len(instruction.operands) : -1]
-        written, in_place = _written(inner, made)
+            sizes = sizes[len(instruction.operands) : -1]
+        written, in_place = _written(inner, sizes)
         return written + sum(
             _taken(module, inner, parameter, _held(computation, instruction, number))
             for number, parameter in inner.parameters.items()

@@ -114,10 +114,10 @@ def _between(by: str, before: _Stage, after: _Stage) -> Iterator[Padding]:
     fresh = sorted(after.pads - before.pads)
     for key, now in after.products.items():
         was = before.products.get(key, Counter())
-        less, more = sorted((was - now).elements()), sorted((now - was).elements())
-        if len(less) != len(more):
+        less, larger = sorted((was - now).elements()), sorted((now - was).elements())
+        if len(less) != len(larger):
             continue
-        for a, b in zip(less, more, strict=True):
+        for a, b in zip(less, larger, strict=True):
             extents = _extents(a, b, fresh) if b > a else None
             if extents is not None:
                 yield Padding(by, key[0], extents, b - a)

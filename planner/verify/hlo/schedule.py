@@ -62,8 +62,8 @@ class Schedule:
                 if seconds:
                     steps.append(Step("work", seconds))
                 work += seconds
-                for name, each in waits.items():
-                    inner[name] = inner.get(name, 0.0) + each
+                for name, wait_s in waits.items():
+                    inner[name] = inner.get(name, 0.0) + wait_s
         waited = waited_s(steps)
         return Timed(work + sum(waited.values()), {**inner, **waited})
 

@@ -112,9 +112,9 @@ def lean(function):
 
 def at_once(function):
     """A function of whose operands' gradients none is used before all are made."""
-    given = jax.custom_vjp(lambda *operands: operands)
-    given.defvjp(lambda *x: (x, None), lambda _, gradients: lax.optimization_barrier(gradients))
-    return lambda *operands: function(*given(*operands))
+    identity = jax.custom_vjp(lambda *operands: operands)
+    identity.defvjp(lambda *x: (x, None), lambda _, gradients: lax.optimization_barrier(gradients))
+    return lambda *operands: function(*identity(*operands))
 
 
 def save_names(*names):
@@ -143,8 +143,8 @@ def with_fused(policy, saved, offloaded=()):
     verdict = away if "context" in offloaded else True
 
     def keeps(primitive, *avals, **params):
-        made = primitive.name.startswith("dot_product_attention_fwd")
-        return verdict if made else policy(primitive, *avals, **params)
+        is_cudnn = primitive.name.startswith("dot_product_attention_fwd")
+        return verdict if is_cudnn else policy(primitive, *avals, **params)
 
     return keeps
 
@@ -217,8 +217,8 @@ def pad_to(x, dim, size):
 def real_part(x, dim, start, size):
     """x with padding (global index >= size along `dim`) set to zero, so that sums over `dim` are
     exact."""
-    at = start + jnp.arange(x.shape[dim])
-    return jnp.where((at < size).reshape((-1,) + (1,) * (x.ndim - dim - 1)), x, 0)
+    index = start + jnp.arange(x.shape[dim])
+    return jnp.where((index < size).reshape((-1,) + (1,) * (x.ndim - dim - 1)), x, 0)
 
 
 def zeros_like_piece(x, axes, dim):

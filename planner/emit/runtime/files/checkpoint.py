@@ -108,12 +108,12 @@ def read_arrays(saved, done, about, k, ways):
     names = {i: about["names"][i] if "names" in about else str(i) for i in ways}
     item, inside = place_of(about, k)
     want, how = dict.fromkeys(names.values(), 0), {names[i]: way for i, way in ways.items()}
-    given = ocp.args.PyTreeRestore(
+    request = ocp.args.PyTreeRestore(
         {inside: want} if inside else want,
         restore_args={inside: how} if inside else how,
         partial_restore=True,
     )
-    tree = saved.restore(done, args=ocp.args.Composite(**{item: given}))[item]
+    tree = saved.restore(done, args=ocp.args.Composite(**{item: request}))[item]
     tree = tree[inside] if inside else tree
     return {i: tree[name] for i, name in names.items()}
 
@@ -227,11 +227,11 @@ def read(saved, done, about, k, table, dtype, mesh):
     them stacked otherwise are stacked anew."""
     import orbax.checkpoint as ocp
 
-    own = {key: PARAMS[key] for key in table}
-    sources = {key: sources_of(key, done, about) for key in own}
+    rows = {key: PARAMS[key] for key in table}
+    sources = {key: sources_of(key, done, about) for key in rows}
     same: dict = {}
     ways: dict = {}
-    for key, row in own.items():
+    for key, row in rows.items():
         spec = tuple(table[key][-1])
         for i, _ in sources[key]:
             names, stacked, shape = about["parameters"][i]
@@ -248,7 +248,7 @@ def read(saved, done, about, k, table, dtype, mesh):
             ways.setdefault(i, way)
     arrays = read_arrays(saved, done, about, k, ways)
     values = {}
-    for key, row in own.items():
+    for key, row in rows.items():
         if key in same:
             values[key] = arrays[same[key]]
             continue

@@ -66,8 +66,8 @@ def open_data(where):
 def sample_of(shards, ends, number):
     """input -> array of a sample; from the end, where an array is counted from the start of the
     next shard."""
-    at = bisect_right(ends, number)
-    return {key: array[number - ends[at]] for key, array in shards[at].items()}
+    shard = bisect_right(ends, number)
+    return {key: array[number - ends[shard]] for key, array in shards[shard].items()}
 
 
 def numpy_shards(folder):
@@ -80,12 +80,14 @@ def numpy_shards(folder):
         ]
         for key in INPUTS
     }
-    if len({len(own) for own in files.values() if own}) > 1:
+    if len({len(paths) for paths in files.values() if paths}) > 1:
         raise SystemExit(
             f"{folder}: inputs have different numbers of files:"
             f" {', '.join(f'{key} {len(own)}' for key, own in files.items())}"
         )
-    arrays = {key: [np.load(p, mmap_mode="r") for p in own] for key, own in files.items() if own}
+    arrays = {
+        key: [np.load(p, mmap_mode="r") for p in paths] for key, paths in files.items() if paths
+    }
     return [dict(zip(arrays, row, strict=True)) for row in zip(*arrays.values(), strict=True)]
 
 
@@ -107,8 +109,8 @@ def sample_numbers(data, step, seed):
     count, _, shuffle = data
     if not shuffle:
         return [(step * BATCH + j) % count for j in range(BATCH)]
-    epoch, at = divmod(step, count // BATCH)
-    return shuffled(count, seed, epoch)[at * BATCH : (at + 1) * BATCH].tolist()
+    epoch, batch = divmod(step, count // BATCH)
+    return shuffled(count, seed, epoch)[batch * BATCH : (batch + 1) * BATCH].tolist()
 
 
 def sample_places(numbers, shape):

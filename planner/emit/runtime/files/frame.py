@@ -334,7 +334,7 @@ def command_line(more=()):
     if args.coordinator:
         # One that fails waits for the others when it leaves: not for long, so that whoever started
         # it hears of it.
-        given = (
+        cluster = (
             {}
             if args.coordinator == "auto"
             else {
@@ -343,7 +343,7 @@ def command_line(more=()):
                 "process_id": args.process,
             }
         )
-        jax.distributed.initialize(**given, shutdown_timeout_seconds=30)
+        jax.distributed.initialize(**cluster, shutdown_timeout_seconds=30)
     if args.float32:
         COMPUTE = STATE = jnp.float32
     if jnp.dtype(COMPUTE) == jnp.float32:

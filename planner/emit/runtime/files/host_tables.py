@@ -70,9 +70,9 @@ def make_part(seed, weights, part, parts):
     return out
 
 
-def read_part(arrays, at):
+def read_part(arrays, rows):
     """[values and moments, rows, width] of rows of a part."""
-    return np.stack([array[at] for array in arrays])
+    return np.stack([array[rows] for array in arrays])
 
 
 def connect(address, timeout_s):
@@ -108,20 +108,20 @@ def read_rows(tables, key, numbers):
     first answer is awaited."""
     parts = len(tables)
     chosen = [numbers[numbers % parts == i] // parts for i in range(parts)]
-    for table, at in zip(tables, chosen, strict=True):
+    for table, rows in zip(tables, chosen, strict=True):
         if isinstance(table, socket.socket):
-            send(table, {"do": "read", "table": key}, at.astype("<i8").tobytes())
+            send(table, {"do": "read", "table": key}, rows.astype("<i8").tobytes())
     answers = [
         (
             np.frombuffer(receive(table)[1], "<f4")
             if isinstance(table, socket.socket)
-            else read_part(table[key], at)
+            else read_part(table[key], rows)
         )
-        for table, at in zip(tables, chosen, strict=True)
+        for table, rows in zip(tables, chosen, strict=True)
     ]
     answers = [
-        a.reshape(-1, len(at), PARAMS[key][0][1]) if len(at) else None
-        for a, at in zip(answers, chosen, strict=True)
+        a.reshape(-1, len(rows), PARAMS[key][0][1]) if len(rows) else None
+        for a, rows in zip(answers, chosen, strict=True)
     ]
     out = np.empty(
         (next(len(a) for a in answers if a is not None), len(numbers), PARAMS[key][0][1]),

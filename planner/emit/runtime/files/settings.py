@@ -57,12 +57,14 @@ def setting_options():
 
 def set_constants(args):
     """Put what the command line says in the place of constants, before a step is compiled."""
-    given = {"STEPS": args.steps, "NORM_LOGGED": bool(getattr(args, "log", None))}
+    values = {"STEPS": args.steps, "NORM_LOGGED": bool(getattr(args, "log", None))}
     for option, name, _ in SETTINGS:
         if name in globals():
-            given[name] = getattr(args, option[2:].replace("-", "_"))
-            if isinstance(given[name], int | float) and not 0 <= given[name] < math.inf:
-                raise SystemExit(f"{option} {given[name]}: a finite number of at least 0 is wanted")
-            if name in ("BETA1", "BETA2", "MOMENTUM") and given[name] >= 1:
-                raise SystemExit(f"{option} {given[name]}: it has to be below 1")
-    globals().update(given)
+            values[name] = getattr(args, option[2:].replace("-", "_"))
+            if isinstance(values[name], int | float) and not 0 <= values[name] < math.inf:
+                raise SystemExit(
+                    f"{option} {values[name]}: a finite number of at least 0 is wanted"
+                )
+            if name in ("BETA1", "BETA2", "MOMENTUM") and values[name] >= 1:
+                raise SystemExit(f"{option} {values[name]}: it has to be below 1")
+    globals().update(values)

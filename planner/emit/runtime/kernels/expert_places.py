@@ -80,9 +80,9 @@ def queues(ids, count, places):
     first = jax.vmap(lambda v: jnp.searchsorted(v, jnp.arange(count + 1), method="compare_all"))(
         jnp.take_along_axis(asked, order, 1)
     )
-    at = first[:, :-1, None] + jnp.arange(places)  # [G, count, places]
-    real = at < first[:, 1:, None]
-    at = jnp.minimum(at, order.shape[1] - 1).reshape(groups, -1)
-    row = jnp.take_along_axis(order, at, 1).reshape(groups, count, places)
+    position = first[:, :-1, None] + jnp.arange(places)  # [G, count, places]
+    real = position < first[:, 1:, None]
+    position = jnp.minimum(position, order.shape[1] - 1).reshape(groups, -1)
+    row = jnp.take_along_axis(order, position, 1).reshape(groups, count, places)
     token = row % tokens + tokens * jnp.arange(groups)[:, None, None]
     return tuple(v.swapaxes(0, 1) for v in (real, token, token * choices + row // tokens))

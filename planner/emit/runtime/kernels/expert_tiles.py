@@ -45,8 +45,8 @@ def chip_room():
 def most_columns(across):
     """Columns of weights so deep that the chip has room for, twice, beside a tile of rows, three
     times, and its result in bfloat16, twice, and float32."""
-    left = chip_room() - 6 * tile_rows() * across
-    return max(0, left // (4 * across + 8 * tile_rows()) // LANES * LANES)
+    free_bytes = chip_room() - 6 * tile_rows() * across
+    return max(0, free_bytes // (4 * across + 8 * tile_rows()) // LANES * LANES)
 
 
 def even_columns(wide, most):

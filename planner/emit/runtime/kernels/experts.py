@@ -43,11 +43,11 @@ def routed_experts(x, index, share, stacks, start, how, trained=False):
     return run(x.reshape(-1, x.shape[-1]), ids, share.reshape(-1), stacks).reshape(x.shape)
 
 
-def after_all(dx, made):
-    """`dx`, but computed after all arrays in `made`. Where layers are written out one after the
+def after_all(dx, arrays):
+    """`dx`, but computed after all of `arrays`. Where layers are written out one after the
     other, compilers put off the gradients of experts' weights until all layers' rows for them are
     there together."""
-    ends = [x[(0,) * x.ndim].astype(jnp.float32) for x in jax.tree.leaves(made)]
+    ends = [x[(0,) * x.ndim].astype(jnp.float32) for x in jax.tree.leaves(arrays)]
     return after(dx, sum(ends)[None])
 
 
@@ -80,9 +80,9 @@ def exchanged_experts(x, index, share, stacks, pieces, joint, slots, how):
     choices = ids.shape[0] // (x.size // x.shape[-1])
 
     def packed(order, first, r):
-        at = (first[:-1] + r * slots)[:, None] + jnp.arange(slots)
-        real = (at < first[1:, None]).reshape(-1)
-        row = order[jnp.minimum(at, order.shape[0] - 1)].reshape(-1)
+        position = (first[:-1] + r * slots)[:, None] + jnp.arange(slots)
+        real = (position < first[1:, None]).reshape(-1)
+        row = order[jnp.minimum(position, order.shape[0] - 1)].reshape(-1)
         return row, row // choices, real
 
     def results(x, ids, share, stacks, order, first, rounds):
@@ -183,9 +183,9 @@ def sorted_by(ids, count, spare):
 
 def expert_block(order, first, e, b, rows, choices):
     """Block b of expert e: places of its rows, their tokens, and which of them are real."""
-    at = first[e] + b * rows
-    row = lax.dynamic_slice_in_dim(order, at, rows)
-    return row, row // choices, (at + jnp.arange(rows) < first[e + 1])[:, None]
+    start = first[e] + b * rows
+    row = lax.dynamic_slice_in_dim(order, start, rows)
+    return row, row // choices, (start + jnp.arange(rows) < first[e + 1])[:, None]
 
 
 def hidden_rows(x, stack, mix, form):

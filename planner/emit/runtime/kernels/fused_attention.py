@@ -141,8 +141,8 @@ def cudnn_attention(q, k, v, scale, causal, window=0, mask=None):
         return jnp.swapaxes(latent_attention(q, k, v, scale, causal), 1, 2)
     if any(odd):
         q, k, v = (
-            jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0)))
-            for x, more in ((q, odd[0]), (k, odd[1]), (v, odd[1]))
+            jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0)))
+            for x, padding in ((q, odd[0]), (k, odd[1]), (v, odd[1]))
         )
     out = jax.nn.dot_product_attention(
         q,
@@ -205,8 +205,8 @@ def splash_attention(
         are of the segment of the keys that are, or of that of their own position."""
         if seen is None:
             return kernel()(q, k, v)
-        own = jnp.ones(rows, jnp.int32) if seen.dtype == bool else seen.astype(jnp.int32)
-        return kernel()(q, k, v, splash.SegmentIds(own, seen.astype(jnp.int32)))
+        query_segments = jnp.ones(rows, jnp.int32) if seen.dtype == bool else seen.astype(jnp.int32)
+        return kernel()(q, k, v, splash.SegmentIds(query_segments, seen.astype(jnp.int32)))
 
     @jax.custom_vjp
     def run(q, k, v, seen):

@@ -73,13 +73,13 @@ def tile_places(how, ids, count):
     filled = jnp.maximum(1, (begin[1:] - begin[:-1] + each - 1) // each)
     first = jnp.concatenate([0 * filled[:1], jnp.cumsum(filled)]).astype(jnp.int32)
     own = ids[order]
-    at = jnp.where(own < count, (each * first - begin)[own] + jnp.arange(rows), tiles * each)
-    source = (0 * order[:1] + rows).repeat(tiles * each).at[at].set(order, mode="drop")
-    place = (0 * order).at[order].set(at)
+    places = jnp.where(own < count, (each * first - begin)[own] + jnp.arange(rows), tiles * each)
+    source = (0 * order[:1] + rows).repeat(tiles * each).at[places].set(order, mode="drop")
+    place = (0 * order).at[order].set(places)
     tile = 0 * order[:1] + jnp.arange(tiles)
     expert = jnp.searchsorted(first[1:], tile, side="right", method="compare_all").astype(jnp.int32)
-    held = how[3] * how[4] * count
-    return source, place, first, expert, f"{held}_{min(held, rows)}"
+    block_rows = how[3] * how[4] * count
+    return source, place, first, expert, f"{block_rows}_{min(block_rows, rows)}"
 
 
 def grouped_results(how, x, ids, share, stacks, interpret=False):
@@ -101,8 +101,8 @@ def one_layer(rows, stacks, k, expert, turned, named, interpret):
         return with_bias(y, stacks[3 + k], expert)
     short, scale = in_rows8(rows)
     y = rows_by_experts(short, stacks[k], expert, turned, named, interpret)
-    real, each = of_tiles(stacks[6 + k], expert)
-    tiles = y.reshape(-1, tile_rows(), y.shape[1]) * jnp.where(real, each, 0)[:, None]
+    real, per_tile = of_tiles(stacks[6 + k], expert)
+    tiles = y.reshape(-1, tile_rows(), y.shape[1]) * jnp.where(real, per_tile, 0)[:, None]
     y = (tiles.reshape(y.shape) * scale).astype(rows.dtype)
     return with_bias(y, stacks[3 + k], expert)
 
@@ -133,8 +133,10 @@ def grouped_gradients(how, x, ids, share, stacks, g, dstacks, interpret=False):
         drows += rows_by_experts(dgate, gate, expert, not in_turned, named, interpret)
         own_gate = weight(rows, dgate, in_turned)
     if biases[2] is not None:
-        own = biases[2][jnp.minimum(expert, count - 1)].astype(jnp.float32)[:, None]
-        worth += jnp.sum(rows_g.reshape(-1, tile_rows(), own.shape[-1]) * own, -1).reshape(-1)
+        tile_bias = biases[2][jnp.minimum(expert, count - 1)].astype(jnp.float32)[:, None]
+        worth += jnp.sum(
+            rows_g.reshape(-1, tile_rows(), tile_bias.shape[-1]) * tile_bias, -1
+        ).reshape(-1)
     sums = [
         None if bias is None else expert_sums(values, expert, count)
         for bias, values in zip(biases, (dgate, dup, rows_g * part), strict=True)
@@ -162,8 +164,8 @@ def with_bias(y, bias, expert):
     """Sorted rows with the bias of each tile's expert; empty tiles as they are."""
     if bias is None:
         return y
-    real, each = of_tiles(bias, expert)
-    added = jnp.where(real, each, 0).astype(y.dtype)[:, None]
+    real, per_tile = of_tiles(bias, expert)
+    added = jnp.where(real, per_tile, 0).astype(y.dtype)[:, None]
     return (y.reshape(-1, tile_rows(), y.shape[1]) + added).reshape(y.shape)
 
 

@@ -42,7 +42,7 @@ def average_pool_rows(
     shapes, n = list(x.shape[2:]), len(kernel)
     for i in range(n):
         if i != dim:
-            own = divisors(
+            counts = divisors(
                 shapes[i],
                 out[i],
                 kernel[i],
@@ -63,8 +63,10 @@ def average_pool_rows(
                 dilations[i],
                 count_include_pad,
             )
-            own = lax.dynamic_slice_in_dim(jnp.asarray(every), start, out[i])
-        total = total / jnp.asarray(own, x.dtype).reshape([-1 if k == i else 1 for k in range(n)])
+            counts = lax.dynamic_slice_in_dim(jnp.asarray(every), start, out[i])
+        total = total / jnp.asarray(counts, x.dtype).reshape(
+            [-1 if k == i else 1 for k in range(n)]
+        )
     return total
 
 

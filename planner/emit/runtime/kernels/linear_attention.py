@@ -40,28 +40,28 @@ def linear_attention(q, k, v, decay, beta, scale, chunk, past=None, kept=False):
 
         queries, keys, new = parts(q * scale, groups), parts(k, groups), parts(v, groups, each)
         total = jnp.cumsum(parts(decay, groups, each).astype(jnp.float32), -1)
-        left = remaining(total)
+        decayed = remaining(total)
         since, until = jnp.exp(total)[..., None], jnp.exp(total[..., -1:] - total)[..., None]
         turned = None
         if beta is None:
-            own = times("zbgdn,zbgrdp->zbgrnp", keys, new * until)
+            added = times("zbgdn,zbgrdp->zbgrnp", keys, new * until)
         else:
             share = parts(beta, groups, each).astype(jnp.float32)[..., None]
-            new, state_keys, turned = corrected(times, keys, new, share, left, (since, until))
-            own = times("zbgrdn,zbgrdp->zbgrnp", keys[:, :, :, None] * until, new)
+            new, state_keys, turned = corrected(times, keys, new, share, decayed, (since, until))
+            added = times("zbgrdn,zbgrdp->zbgrnp", keys[:, :, :, None] * until, new)
 
         def step(state, chunk):
-            own, turned, whole = chunk
-            own = own if turned is None else own - times("bgrnm,bgrmp->bgrnp", turned, state)
-            return state * whole + own, state.astype(v.dtype)
+            added, turned, whole = chunk
+            added = added if turned is None else added - times("bgrnm,bgrmp->bgrnp", turned, state)
+            return state * whole + added, state.astype(v.dtype)
 
-        first = (own[0] * 0).astype(jnp.float32)
+        first = (added[0] * 0).astype(jnp.float32)
         if past is not None:
             first += (past.swapaxes(2, 3) if kept else past).reshape(first.shape)
-        state, entering = lax.scan(step, first, (own, turned, since[..., -1:, :]), unroll=4)
+        state, entering = lax.scan(step, first, (added, turned, since[..., -1:, :]), unroll=4)
         if beta is not None:
             new = new - times("zbgrcn,zbgrnp->zbgrcp", state_keys, entering)
-        scores = times("zbgcn,zbgdn->zbgcd", queries, keys)[:, :, :, None] * left
+        scores = times("zbgcn,zbgdn->zbgcd", queries, keys)[:, :, :, None] * decayed
         y = times("zbgcn,zbgrnp->zbgrcp", queries, entering) * since
         y = jnp.moveaxis(y + times("zbgrcd,zbgrdp->zbgrcp", scores, new), (0, 4), (1, 2))
         y = y.astype(v.dtype).reshape(y.shape[0], -1, *v.shape[2:])[:, : q.shape[1]]
@@ -71,13 +71,13 @@ def linear_attention(q, k, v, decay, beta, scale, chunk, past=None, kept=False):
     return run(q, k, v, decay, beta, past)
 
 
-def corrected(times, keys, new, share, left, passing):
+def corrected(times, keys, new, share, decayed, passing):
     """What the steps of a chunk correct of one another: their values, the keys by which they read
     the state that enters, and what they turn it by. times: a product; passing: what is left of the
     state at each step, and of each step at the last."""
     since, until = passing
     alike = jnp.einsum("zbgcn,zbgdn->zbgcd", keys, keys, preferred_element_type=share.dtype)
-    alike = alike[:, :, :, None] * left * share
+    alike = alike[:, :, :, None] * decayed * share
     inverse = unit_inverse(jnp.tril(alike, -1))
     new = times("zbgrcd,zbgrdp->zbgrcp", inverse, new * share)
     each_keys = keys[:, :, :, None]

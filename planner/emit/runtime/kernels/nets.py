@@ -92,11 +92,11 @@ def batch_norm_live(x, scale, bias, mean, variance, epsilon, momentum, count, ax
     y = (h - now.reshape(wide)) * (scale * lax.rsqrt(spread + epsilon)).reshape(
         wide
     ) + bias.reshape(wide)
-    held = [
+    running = [
         lax.stop_gradient(momentum * old + (1 - momentum) * new).astype(old.dtype)
         for old, new in ((mean, now_same), (variance, spread_same))
     ]
-    return y.astype(x.dtype), *held
+    return y.astype(x.dtype), *running
 
 
 def max_pool(x, kernel, strides, pads, dilations, out):
@@ -121,10 +121,10 @@ def max_pool(x, kernel, strides, pads, dilations, out):
     def back(x, g):
         steps, x = [], jnp.where(never(g), low, x)
         for how in along[::-1]:
-            size, (at, x) = x.shape[how[0]], _first_largest(x, low, *how)
-            steps.append((at, size, how))
-        for at, size, how in steps[::-1]:
-            g = _put(g, at, size, *how)
+            size, (taps, x) = x.shape[how[0]], _first_largest(x, low, *how)
+            steps.append((taps, size, how))
+        for taps, size, how in steps[::-1]:
+            g = _put(g, taps, size, *how)
         return (g,)
 
     pool = jax.custom_vjp(largest)
@@ -143,15 +143,15 @@ def _first_largest(x, low, dim, kernel, stride, before, behind, dilation):
         )
         for k in range(kernel)
     ]
-    best, at = taps[0], jnp.zeros_like(taps[0], np.min_scalar_type(kernel - 1))
+    best, first_tap = taps[0], jnp.zeros_like(taps[0], np.min_scalar_type(kernel - 1))
     for k, tap in enumerate(taps[1:], 1):
-        best, at = jnp.maximum(best, tap), jnp.where(tap > best, k, at)
-    return at, best
+        best, first_tap = jnp.maximum(best, tap), jnp.where(tap > best, k, first_tap)
+    return first_tap, best
 
 
 # Many parameters: the attributes of ONNX's MaxPool along one dim.
-def _put(g, at, size, dim, kernel, stride, before, behind, dilation):
-    """Gradients of windows along a dim, at the taps `at`, summed up over an array with that size of
+def _put(g, taps, size, dim, kernel, stride, before, behind, dilation):
+    """Gradients of windows along a dim, at their taps, summed up over an array with that size of
     the dim."""
     zero, placed = np.zeros((), g.dtype), []
     for k in range(kernel):
@@ -159,7 +159,7 @@ def _put(g, at, size, dim, kernel, stride, before, behind, dilation):
         ends = (first, size - first - (g.shape[dim] - 1) * stride - 1, stride - 1)
         placed.append(
             lax.pad(
-                jnp.where(at == k, g, zero),
+                jnp.where(taps == k, g, zero),
                 zero,
                 [ends if d == dim else (0, 0, 0) for d in range(g.ndim)],
             )
@@ -171,7 +171,7 @@ def average_pool(x, kernel, strides, pads, dilations, out, count_include_pad):
     """Average pooling; padding counts in the divisor only where asked."""
     n, divisor = len(kernel), np.ones((), int)
     for i in range(n):
-        own = divisors(
+        counts = divisors(
             x.shape[2 + i],
             out[i],
             kernel[i],
@@ -181,7 +181,7 @@ def average_pool(x, kernel, strides, pads, dilations, out, count_include_pad):
             dilations[i],
             count_include_pad,
         )
-        divisor = divisor * own.reshape([-1 if k == i else 1 for k in range(n)])
+        divisor = divisor * counts.reshape([-1 if k == i else 1 for k in range(n)])
     return window_sums(x, kernel, strides, pads, dilations, out) / divisor.astype(x.dtype)
 
 
@@ -192,9 +192,9 @@ def window_sums(x, kernel, strides, pads, dilations, out):
 
 def divisors(size, out, kernel, stride, low, high, dilation, count_include_pad):
     """How many taps of each window along one dim count."""
-    at = np.arange(out)[:, None] * stride - low + np.arange(kernel) * dilation
+    positions = np.arange(out)[:, None] * stride - low + np.arange(kernel) * dilation
     least, most = (-low, size + high) if count_include_pad else (0, size)
-    return np.sum((at >= least) & (at < most), 1)
+    return np.sum((positions >= least) & (positions < most), 1)
 
 
 def _window(x, kernel, strides, pads, dilations, out):
@@ -213,29 +213,29 @@ def resize(x, out, scales, mode, coordinate, nearest, slope=-0.75):
     given slope), dim by dim."""
     for i, (n, s) in enumerate(zip(out, scales, strict=True)):
         size, dim = x.shape[2 + i], 2 + i
-        at = np.arange(n, dtype=np.float64)
+        positions = np.arange(n, dtype=np.float64)
         if coordinate == "align_corners":
-            at = at * (size - 1) / (s * size - 1) if s * size != 1 else at * 0
+            positions = positions * (size - 1) / (s * size - 1) if s * size != 1 else positions * 0
         elif coordinate == "asymmetric":
-            at = at / s
+            positions = positions / s
         elif coordinate == "pytorch_half_pixel" and n == 1:
-            at = at * 0
+            positions = positions * 0
         else:
-            at = (
-                (at + 0.5) / s
+            positions = (
+                (positions + 0.5) / s
                 - 0.5
                 + (size / 2 * (1 - n / (s * size)) if coordinate == "half_pixel_symmetric" else 0)
             )
         if mode == "nearest":
             nearby = {
-                "floor": np.floor(at),
-                "ceil": np.ceil(at),
-                "round_prefer_ceil": np.floor(at + 0.5),
-            }.get(nearest, np.ceil(at - 0.5))
+                "floor": np.floor(positions),
+                "ceil": np.ceil(positions),
+                "round_prefer_ceil": np.floor(positions + 0.5),
+            }.get(nearest, np.ceil(positions - 0.5))
             x = jnp.take(x, np.clip(nearby, 0, size - 1).astype(np.int32), axis=dim)
         else:
-            low = np.floor(at).astype(np.int32)
-            t = at - low
+            low = np.floor(positions).astype(np.int32)
+            t = positions - low
             if mode == "cubic":
                 near, far = (
                     (lambda d: ((slope + 2) * d - (slope + 3)) * d * d + 1),

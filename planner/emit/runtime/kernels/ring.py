@@ -60,9 +60,9 @@ def ring_attention(q, k, v, mask, scale, causal, start, axes, window=0, pieces=0
         def meet(state, k, v, i):
             if not masked:
                 return joined_results(state, piece_result(kernel, (q, k, v), scale))
-            at = first(k.shape[2], i)
+            first_key = first(k.shape[2], i)
             return joined_results(
-                state, block_piece((q, k, v), scale, mask, causal, start, at, window)
+                state, block_piece((q, k, v), scale, mask, causal, start, first_key, window)
             )
 
         rows = max(q.shape[0], k.shape[0]), *q.shape[1:3]
@@ -76,9 +76,9 @@ def ring_attention(q, k, v, mask, scale, causal, start, axes, window=0, pieces=0
 
         def meet(gradients, k, v, i):
             if masked:
-                at = first(k.shape[2], i)
+                first_key = first(k.shape[2], i)
                 operands, results = (q, k, v), (out, total, g)
-                where = mask, causal, start, at, window
+                where = mask, causal, start, first_key, window
                 parts = block_gradients(operands, results, scale, *where)
             else:
                 parts = piece_gradients(kernel, (q, k, v), (out, total, g), scale)
@@ -267,13 +267,13 @@ def halves_met(i, half, axes):
     """
     n, r = lax.axis_size(axes), lax.axis_index(axes)
     place, other = (jnp.minimum(2 * d, 2 * n - 1 - 2 * d) for d in (r, (r - i) % n))
-    at = jnp.where(other < place, 0, half)
-    return (half, 0), (at, at)
+    other_half = jnp.where(other < place, 0, half)
+    return (half, 0), (other_half, other_half)
 
 
-def half_of(x, at, dim):
+def half_of(x, start, dim):
     """The half of its positions that begins there."""
-    return lax.dynamic_slice_in_dim(x, at, x.shape[dim] // 2, dim)
+    return lax.dynamic_slice_in_dim(x, start, x.shape[dim] // 2, dim)
 
 
 def balanced_forward(kernel, operands, scale, axes):
@@ -285,9 +285,9 @@ def balanced_forward(kernel, operands, scale, axes):
     def meet(state, k, v, i):
         """The state with what the piece gives."""
         for rows, keys in halves_met(i, q.shape[dim] // 2, axes):
-            own = half_of(q, rows, dim), half_of(k, keys, dim), half_of(v, keys, dim)
+            halves = half_of(q, rows, dim), half_of(k, keys, dim), half_of(v, keys, dim)
             before = [half_of(x, rows, dim) for x in state]
-            whole = joined_results(before, piece_result(kernel, own, scale))
+            whole = joined_results(before, piece_result(kernel, halves, scale))
             state = [
                 lax.dynamic_update_slice_in_dim(x, part, rows, dim)
                 for x, part in zip(state, whole, strict=True)
@@ -308,9 +308,9 @@ def balanced_backward(kernel, operands, results, scale, axes):
     def meet(gradients, k, v, i):
         """The gradients with what the piece gives."""
         for rows, keys in halves_met(i, q.shape[dim] // 2, axes):
-            own = half_of(q, rows, dim), half_of(k, keys, dim), half_of(v, keys, dim)
-            given = [half_of(x, rows, dim) for x in results]
-            parts = piece_gradients(kernel, own, given, scale)
+            halves = half_of(q, rows, dim), half_of(k, keys, dim), half_of(v, keys, dim)
+            result_halves = [half_of(x, rows, dim) for x in results]
+            parts = piece_gradients(kernel, halves, result_halves, scale)
             places = zip(gradients, parts, (rows, keys, keys), strict=True)
             gradients = [
                 lax.dynamic_update_slice_in_dim(x, half_of(x, at, dim) + part, at, dim)

@@ -46,11 +46,11 @@ def piece_kernel(q, k, v, rows, keys):
     """Which kernel serves pieces of so many rows of q and of k and v: "cudnn", "splash" or
     "blocks"."""
     sizes = (rows, keys, keys)
-    given = (
+    shapes = (
         jax.ShapeDtypeStruct((*x.shape[:2], n, x.shape[3]), x.dtype)
         for x, n in zip((q, k, v), sizes, strict=True)
     )
-    kernel = attention_kernel(*given) if q.shape[3] == v.shape[3] else "blocks"
+    kernel = attention_kernel(*shapes) if q.shape[3] == v.shape[3] else "blocks"
     if kernel == "cudnn":
         import jax._src.cudnn.fused_attention_stablehlo as fused
 
@@ -152,9 +152,9 @@ def splash_gradients(operands, results, scale, causal, interpret=False):
         return splash._splash_attention_bwd(**attend.kwargs, res=kept, do=g)[3:6]
 
     (q, k, v), (out, total, g) = splash_operands(operands, scale), results
-    given = q, k, v, out.astype(q.dtype), total, g.astype(q.dtype)
+    arguments = q, k, v, out.astype(q.dtype), total, g.astype(q.dtype)
     with check_types(False):
-        gradients = jax.vmap(pull)(*(untyped(x) for x in given))
+        gradients = jax.vmap(pull)(*(untyped(x) for x in arguments))
     dq, dk, dv = (typed(x, q) for x in gradients)
     return dq * jnp.asarray(scale, dq.dtype), dk.reshape(shape), dv.reshape(shape)
 
@@ -266,8 +266,8 @@ def block_gradients(
 
             floats = () if seen is None or seen.dtype == bool else (seen,)
             (weighed, _), pull = jax.vjp(weigh, own, *near, *floats)
-            given = grouped(g).astype(weighed.dtype), -grouped(inner)
-            dq, dk, dv, *dmask = pull(given)
+            cotangents = grouped(g).astype(weighed.dtype), -grouped(inner)
+            dq, dk, dv, *dmask = pull(cotangents)
             added = tuple(x + d.astype(jnp.float32) for x, d in zip(sums, (dk, dv), strict=True))
             return added, (dq.astype(jnp.float32), *dmask)
 

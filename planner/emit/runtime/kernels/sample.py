@@ -14,8 +14,10 @@ def lp_pool(x, p, kernel, strides, pads, dilations, out):
     total = sum(under_window(power, kernel, strides, pads, dilations, out, 0))
     if p == 1:
         return total
-    held = jnp.where(total == 0, 1, total)
-    return jnp.where(total == 0, 0, jnp.sqrt(held) if p == 2 else held ** (1 / p)).astype(x.dtype)
+    safe_total = jnp.where(total == 0, 1, total)
+    return jnp.where(
+        total == 0, 0, jnp.sqrt(safe_total) if p == 2 else safe_total ** (1 / p)
+    ).astype(x.dtype)
 
 
 def under_window(x, kernel, strides, pads, dilations, out, fill):
@@ -80,12 +82,12 @@ def max_unpool(x, where, extents):
     n, c = x.shape[:2]
     plane = int(np.prod(extents))
     flat = jnp.zeros((n, c, plane), x.dtype)
-    at = (
+    index = (
         jnp.arange(n)[:, None, None],
         jnp.arange(c)[None, :, None],
         where.reshape(n, c, -1) % plane,
     )
-    return flat.at[at].set(x.reshape(n, c, -1)).reshape(n, c, *extents)
+    return flat.at[index].set(x.reshape(n, c, -1)).reshape(n, c, *extents)
 
 
 def col2im(x, image, block, blocks, strides, pads, dilations):
@@ -107,10 +109,10 @@ def col2im(x, image, block, blocks, strides, pads, dilations):
     return out[(slice(None), slice(None), *(slice(pads[k], pads[k] + image[k]) for k in range(n)))]
 
 
-def reflected(at, low, high):
+def reflected(position, low, high):
     """Positions folded back into [low, high]."""
     span = max(high - low, 1e-6)
-    folded = jnp.mod(at - low, 2 * span)
+    folded = jnp.mod(position - low, 2 * span)
     return low + jnp.where(folded > span, 2 * span - folded, folded)
 
 
@@ -144,16 +146,18 @@ def grid_sample(x, grid, mode, padding, corners):
     def one(image, points):
         places = []
         for size, g in zip(sizes, jnp.moveaxis(points, -1, 0)[::-1], strict=True):
-            at = (g + 1) / 2 * (size - 1) if corners else ((g + 1) * size - 1) / 2
+            position = (g + 1) / 2 * (size - 1) if corners else ((g + 1) * size - 1) / 2
             if padding == "border":
-                at = jnp.clip(at, 0, size - 1)
+                position = jnp.clip(position, 0, size - 1)
             elif padding == "reflection":
-                at = reflected(at, 0.0 if corners else -0.5, size - 1.0 if corners else size - 0.5)
-            places.append(at)
+                position = reflected(
+                    position, 0.0 if corners else -0.5, size - 1.0 if corners else size - 0.5
+                )
+            places.append(position)
         if mode == "nearest":
-            return pixels(image, [jnp.round(at) for at in places], padding, corners)
-        first = [lax.stop_gradient(jnp.floor(at)) for at in places]
-        parts = [at - low for at, low in zip(places, first, strict=True)]
+            return pixels(image, [jnp.round(position) for position in places], padding, corners)
+        first = [lax.stop_gradient(jnp.floor(position)) for position in places]
+        parts = [position - low for position, low in zip(places, first, strict=True)]
         taps = [
             [1 - t, t] if mode == "linear" else [far(t + 1), near(t), near(1 - t), far(2 - t)]
             for t in parts
@@ -180,13 +184,13 @@ def roi_align(x, regions, images, cells, scale, ratio, half_pixel, most):
     shift = 0.5 if half_pixel else 0.0
 
     def corners(start, length, count, size):
-        at = start + (jnp.arange(count)[:, None] + (jnp.arange(ratio) + 0.5) / ratio) * (
+        position = start + (jnp.arange(count)[:, None] + (jnp.arange(ratio) + 0.5) / ratio) * (
             length / count
         )
-        outside = (at < -1) | (at > size)
-        at = jnp.clip(at, 0, size - 1)
-        low = lax.stop_gradient(jnp.floor(at))
-        part, index = at - low, low.astype(jnp.int32)
+        outside = (position < -1) | (position > size)
+        position = jnp.clip(position, 0, size - 1)
+        low = lax.stop_gradient(jnp.floor(position))
+        part, index = position - low, low.astype(jnp.int32)
         return [
             (jnp.where(outside, 0, 1 - part), index),
             (jnp.where(outside, 0, part), jnp.minimum(index + 1, size - 1)),
@@ -203,9 +207,11 @@ def roi_align(x, regions, images, cells, scale, ratio, half_pixel, most):
             corners(top, height, cells[0], x.shape[2]),
             corners(left, width, cells[1], x.shape[3]),
         )
-        own = x[image]
+        one_image = x[image]
         parts = [
-            own[:, iy][:, :, :, ix] * (wy[:, :, None, None] * wx) for wy, iy in ys for wx, ix in xs
+            one_image[:, iy][:, :, :, ix] * (wy[:, :, None, None] * wx)
+            for wy, iy in ys
+            for wx, ix in xs
         ]
         if not most:
             return jnp.mean(sum(parts), (2, 4))
@@ -236,8 +242,8 @@ def max_roi_pool(x, regions, cells, scale):
             within(top, bottom, cells[0], x.shape[2]),
             within(left, right, cells[1], x.shape[3]),
         )
-        own = x[region[0].astype(jnp.int32)]
-        tall = jnp.max(jnp.where(rows[:, None, :, None], own, -jnp.inf), 2)
+        one_image = x[region[0].astype(jnp.int32)]
+        tall = jnp.max(jnp.where(rows[:, None, :, None], one_image, -jnp.inf), 2)
         maxima = jnp.max(jnp.where(columns[:, None, None, :], tall, -jnp.inf), 3)
         return jnp.where(jnp.isneginf(maxima), 0, maxima).transpose(2, 1, 0)
 

@@ -14,17 +14,17 @@ def dft(x, axis, length, inverse, onesided):
     real = x.shape[-1] == 1
     z = wide[..., 0] if real else lax.complex(wide[..., 0], wide[..., 1])
     if inverse:
-        made = jnp.fft.irfft(z, length, axis) if onesided else jnp.fft.ifft(z, length, axis)
+        spectrum = jnp.fft.irfft(z, length, axis) if onesided else jnp.fft.ifft(z, length, axis)
         if onesided:
-            return made[..., None].astype(x.dtype)
+            return spectrum[..., None].astype(x.dtype)
     elif real or onesided:
-        made = jnp.fft.rfft(wide[..., 0], length, axis)
+        spectrum = jnp.fft.rfft(wide[..., 0], length, axis)
         if not onesided:  # the other half of a real signal's frequencies mirrors the first
-            rest = jnp.conj(jnp.take(made, length - np.arange(length // 2 + 1, length), axis))
-            made = jnp.concatenate([made, rest], axis)
+            rest = jnp.conj(jnp.take(spectrum, length - np.arange(length // 2 + 1, length), axis))
+            spectrum = jnp.concatenate([spectrum, rest], axis)
     else:
-        made = jnp.fft.fft(z, length, axis)
-    return jnp.stack([made.real, made.imag], -1).astype(x.dtype)
+        spectrum = jnp.fft.fft(z, length, axis)
+    return jnp.stack([spectrum.real, spectrum.imag], -1).astype(x.dtype)
 
 
 def cumprod(x, axis, exclusive, reverse):
@@ -44,16 +44,16 @@ def cumprod(x, axis, exclusive, reverse):
 def reverse_sequence(x, lengths, time, batch):
     """Per sample, the first `lengths` steps in reverse."""
     n = jnp.expand_dims(lengths, tuple(k for k in range(x.ndim) if k != batch))
-    at = lax.broadcasted_iota(n.dtype, x.shape, time)
-    return jnp.take_along_axis(x, jnp.where(at < n, n - 1 - at, at), time)
+    position = lax.broadcasted_iota(n.dtype, x.shape, time)
+    return jnp.take_along_axis(x, jnp.where(position < n, n - 1 - position, position), time)
 
 
 def write_cache(past, update, where, axis, circular):
     """A cache with new rows written per sample from an index on, around the end where it is
     circular."""
     cache, rows = jnp.moveaxis(past, axis, 1), jnp.moveaxis(update, axis, 1)
-    at = jnp.arange(rows.shape[1])[None] + (
+    slots = jnp.arange(rows.shape[1])[None] + (
         jnp.zeros((cache.shape[0], 1), jnp.int32) if where is None else where[:, None]
     )
-    at = at % cache.shape[1] if circular else at
-    return jnp.moveaxis(cache.at[jnp.arange(cache.shape[0])[:, None], at].set(rows), 1, axis)
+    slots = slots % cache.shape[1] if circular else slots
+    return jnp.moveaxis(cache.at[jnp.arange(cache.shape[0])[:, None], slots].set(rows), 1, axis)

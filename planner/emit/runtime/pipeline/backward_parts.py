@@ -37,9 +37,9 @@ def backward_parts(pull, waits, saved, cotangents):
             values[v] for v in handed
         ]
 
-    def later(saved, given):
+    def later(saved, handed_on):
         values = evaluated(
-            whole.jaxpr, whole.consts, second, saved, dict(zip(handed, given, strict=True))
+            whole.jaxpr, whole.consts, second, saved, dict(zip(handed, handed_on, strict=True))
         )
         return [value_of(v, values) for v, wait in zip(outs, waits, strict=True) if wait]
 
@@ -143,7 +143,7 @@ def halved_loop(loop, operands, late, pulled):
     ins, outs = body.jaxpr.invars, body.jaxpr.outvars
     sources = [v for k, v in enumerate(ins) if pulled[k] or consts <= k < start]
     first, second, handed = parted(body.jaxpr, waits, [*ins[:consts], *ins[start:]], sources)
-    used = {v for each in second for v in variables(each.invars)}
+    used = {v for operation in second for v in variables(operation.invars)}
     read = [k for k in range(start, len(ins)) if ins[k] in used]
     how = {name: loop[name] for name in ("length", "reverse", "unroll")}
 
@@ -157,8 +157,8 @@ def halved_loop(loop, operands, late, pulled):
         values = evaluated(body.jaxpr, body.consts, second, operands[:consts], known)
         return None, [value_of(v, values) for v, wait in zip(outs, waits, strict=True) if wait]
 
-    carry, (early, given) = lax.scan(now, operands[consts:start], operands[start:], **how)
-    _, rest = lax.scan(later, None, [*given, *(operands[k] for k in read)], **how)
+    carry, (early, handed_on) = lax.scan(now, operands[consts:start], operands[start:], **how)
+    _, rest = lax.scan(later, None, [*handed_on, *(operands[k] for k in read)], **how)
     in_order = {True: iter(rest), False: iter([*carry, *early])}
     return [next(in_order[wait]) for wait in waits]
 
@@ -171,18 +171,18 @@ def variables(atoms):
 def needed_variables(jaxpr, results):
     """What these results of a jaxpr are computed from, they among it."""
     needed = set(variables(results))
-    for each in reversed(jaxpr.eqns):
-        if not needed.isdisjoint(each.outvars):
-            needed.update(variables(each.invars))
+    for operation in reversed(jaxpr.eqns):
+        if not needed.isdisjoint(operation.outvars):
+            needed.update(variables(operation.invars))
     return needed
 
 
 def reached_variables(jaxpr, sources):
     """What is computed from these variables of a jaxpr, they among it."""
     reached = set(sources)
-    for each in jaxpr.eqns:
-        if not reached.isdisjoint(variables(each.invars)):
-            reached.update(each.outvars)
+    for operation in jaxpr.eqns:
+        if not reached.isdisjoint(variables(operation.invars)):
+            reached.update(operation.outvars)
     return reached
 
 
@@ -198,14 +198,16 @@ def parted(jaxpr, waits, given, sources):
     needed, reached = needed_variables(jaxpr, early), reached_variables(jaxpr, sources)
     read = set(variables(late))
     second: list = []
-    for each in reversed(jaxpr.eqns):
-        waiting = needed.isdisjoint(each.outvars) and not reached.isdisjoint(each.outvars)
-        if not read.isdisjoint(each.outvars) and (waiting or each.primitive.name in REARRANGING):
-            second.insert(0, each)
-            read.update(variables(each.invars))
-    known = {*given, *jaxpr.constvars, *(v for each in second for v in each.outvars)}
-    made = [*jaxpr.invars, *(v for each in jaxpr.eqns for v in each.outvars)]
-    handed = [v for v in made if v in read and v not in known]
+    for operation in reversed(jaxpr.eqns):
+        waiting = needed.isdisjoint(operation.outvars) and not reached.isdisjoint(operation.outvars)
+        if not read.isdisjoint(operation.outvars) and (
+            waiting or operation.primitive.name in REARRANGING
+        ):
+            second.insert(0, operation)
+            read.update(variables(operation.invars))
+    known = {*given, *jaxpr.constvars, *(v for operation in second for v in operation.outvars)}
+    defined = [*jaxpr.invars, *(v for operation in jaxpr.eqns for v in operation.outvars)]
+    handed = [v for v in defined if v in read and v not in known]
     needed = needed_variables(jaxpr, [*early, *handed])
-    first = [each for each in jaxpr.eqns if not needed.isdisjoint(each.outvars)]
+    first = [operation for operation in jaxpr.eqns if not needed.isdisjoint(operation.outvars)]
     return first, second, handed

@@ -85,14 +85,15 @@ def gradients(params, frozen, batch):
         x, g, ring, total, loss, weight = carry
         y, saved = forward(x, tick)
         ring, now = keep(ring, saved, tick), microbatch_of(batch, tick - (stages - 1))
-        (here, more), (own, g_y) = jax.value_and_grad(
+        (here, rows_here), (end_gradients, g_y) = jax.value_and_grad(
             lambda p, y: closing(p, now, y), argnums=(0, 1), has_aux=True
         )(ends, y)
         total |= {
-            key: total[key] + reduce_gradient(d, (), *scattered_each(key)) for key, d in own.items()
+            key: total[key] + reduce_gradient(d, (), *scattered_each(key))
+            for key, d in end_gradients.items()
         }
         g, total = backward(pick(last, g_y, g), ring, total, tick)
-        return (pass_on(y, "stage"), g, ring, total, loss + here, weight + more), None
+        return (pass_on(y, "stage"), g, ring, total, loss + here, weight + rows_here), None
 
     def cool_down(carry, tick):
         return backward(carry[0], ring, carry[1], tick), None

@@ -36,11 +36,11 @@ def gradients(params, frozen, batch):
             x, total, weight = carry
             y = stage_blocks(pending, frozen, microbatch_of(batch, t - stage), x)
             m = t - (stages - 1)
-            loss, more = tail(pending, microbatch_of(batch, m), y)
+            loss, rows_here = tail(pending, microbatch_of(batch, m), y)
             return (
                 pass_on(y, "stage"),
                 total + jnp.where((stage == stages - 1) & (m >= 0), loss, 0),
-                weight + jnp.where(m >= 0, more, 0),
+                weight + jnp.where(m >= 0, rows_here, 0),
             ), None
 
         x = zeros_of(

@@ -94,12 +94,12 @@ def gradients(params, frozen, batch):
     def forward(x, tick):
         """What the stage hands on, and what its backward pass reads beside parameters."""
         m, virtual = slot_of(tick - stage, stages, MICROBATCHES)
-        p, own = virtual_stage_of(blocks, virtual), virtual_stage_of(frozen, virtual)
+        p, frozen_here = virtual_stage_of(blocks, virtual), virtual_stage_of(frozen, virtual)
         y, pull = jax.vjp(
-            lambda p, x: stage_blocks(p, own, microbatch_of(batch, m), x, virtual), p, x
+            lambda p, x: stage_blocks(p, frozen_here, microbatch_of(batch, m), x, virtual), p, x
         )
         leaves, tree = jax.tree.flatten(pull)
-        known = jax.tree.leaves((p, own))
+        known = jax.tree.leaves((p, frozen_here))
         form[:] = (
             tree,
             [next((k for k, p in enumerate(known) if p is leaf), None) for leaf in leaves],
@@ -149,14 +149,14 @@ def gradients(params, frozen, batch):
         ring = keep(ring, saved, tick)
         if closes:
             now = microbatch_of(batch, slot_of(tick - (stages - 1), stages, MICROBATCHES)[0])
-            (here, more), (own, g_y) = jax.value_and_grad(
+            (here, rows_here), (end_gradients, g_y) = jax.value_and_grad(
                 lambda p, y: closing(p, now, y), argnums=(0, 1), has_aux=True
             )(ends, y)
             total = total | {
                 key: total[key] + reduce_gradient(d, (), *scattered_each(key))
-                for key, d in own.items()
+                for key, d in end_gradients.items()
             }
-            g, loss, weight = pick(last, g_y, g), loss + here, weight + more
+            g, loss, weight = pick(last, g_y, g), loss + here, weight + rows_here
         g, total = backward(g, ring, total, tick)
         return (pass_on(y, "stage"), g, ring, total, loss, weight), None
 

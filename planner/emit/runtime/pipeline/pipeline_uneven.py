@@ -44,7 +44,7 @@ def joined(values, pieces, room):
     one behind the other and zeros around them. pieces: (key, first element, shape) of each."""
     out = {}
     for key, (size, dtype, axes) in room.items():
-        own = [
+        parts = [
             varying(v.reshape(-1).astype(dtype), axes)
             for v, piece in zip(values, pieces, strict=True)
             if piece[0] == key
@@ -52,10 +52,10 @@ def joined(values, pieces, room):
         before = next((first for other, first, _ in pieces if other == key), 0)
         around = [
             varying(jnp.zeros(n, dtype), axes)
-            for n in (before, size - before - sum(v.size for v in own))
+            for n in (before, size - before - sum(v.size for v in parts))
         ]
-        own = [v for v in (around[0], *own, around[1]) if v.size]
-        out[key] = jnp.concatenate(own) if len(own) > 1 else own[0]
+        parts = [v for v in (around[0], *parts, around[1]) if v.size]
+        out[key] = jnp.concatenate(parts) if len(parts) > 1 else parts[0]
     return out
 
 
@@ -82,7 +82,7 @@ def apart_in(flat, pieces):
 def weights_at(k, buffers, table):
     """label -> weight of virtual stage k from a device's part of the buffers. The gradient
     has zeros for weights of other virtual stages. What is no buffer goes along."""
-    own = [
+    placed = [
         (key, label, place)
         for key in table
         for label, place in zip(labels_of(key, table[key]), STAGE_BUFFERS[key], strict=True)
@@ -90,10 +90,10 @@ def weights_at(k, buffers, table):
     ]
     arrays = apart_in(
         {key: buffers[key].reshape(-1) for key in table},
-        [(key, place[1], place[2]) for key, _, place in own],
+        [(key, place[1], place[2]) for key, _, place in placed],
     )
     beside = {key: value for key, value in buffers.items() if key not in table}
-    return dict(zip((label for _, label, _ in own), arrays, strict=True)) | beside
+    return dict(zip((label for _, label, _ in placed), arrays, strict=True)) | beside
 
 
 def held_at(k):
@@ -113,10 +113,10 @@ def stage_here():
         return place, 0
     every, holder = (
         range(lax.axis_size("stage")),
-        {at: k for path in PATHS for k, at in enumerate(path)},
+        {place: k for path in PATHS for k, place in enumerate(path)},
     )
-    first = [min(u for u, path in enumerate(PATHS) if at in path) for at in every]
-    return jnp.array([holder[at] for at in every])[place], jnp.array(first)[place]
+    first = [min(u for u, path in enumerate(PATHS) if place in path) for place in every]
+    return jnp.array([holder[place] for place in every])[place], jnp.array(first)[place]
 
 
 def along_paths(values, step=1):
@@ -137,10 +137,10 @@ def over_places(x):
     total, shared = x, [held_at(k) for k in range(len(PATHS[0]))]
     for step in range(1, len(PATHS)):
         pairs = [
-            (own[j], own[(j + step) % len(own)])
-            for own in shared
-            if step < len(own)
-            for j in range(len(own))
+            (places[j], places[(j + step) % len(places)])
+            for places in shared
+            if step < len(places)
+            for j in range(len(places))
         ]
         total = total + lax.ppermute(x, "stage", pairs)
     return total
@@ -154,8 +154,8 @@ def each_microbatch(one, own, first, start):
     """
 
     def turn(total, i):
-        terms, made = one(i)
-        return jax.tree.map(jnp.add, total, terms), made
+        terms, results = one(i)
+        return jax.tree.map(jnp.add, total, terms), results
 
     def among(v):
         if own == len(PATHS):
@@ -166,16 +166,16 @@ def each_microbatch(one, own, first, start):
         return lax.dynamic_update_slice_in_dim(empty, v, first, 0)
 
     if own > 1:
-        total, made = lax.scan(turn, start, jnp.arange(own))
+        total, results = lax.scan(turn, start, jnp.arange(own))
     else:
-        total, made = one(0)
-        made = jax.tree.map(lambda v: v[None], made)
-    return total, jax.tree.map(among, made)
+        total, results = one(0)
+        results = jax.tree.map(lambda v: v[None], results)
+    return total, jax.tree.map(among, results)
 
 
-def one_of(x, at):
+def one_of(x, place):
     """What is along the first dim of every array at a place."""
-    return jax.tree.map(lambda v: lax.dynamic_index_in_dim(v, at, keepdims=False), x)
+    return jax.tree.map(lambda v: lax.dynamic_index_in_dim(v, place, keepdims=False), x)
 
 
 def averaged(total, loss):

@@ -74,20 +74,23 @@ def gradients(params, frozen, batch):
             ring, x = keep(ring, saved, tick - stage), pass_on(y, "stage")
         if "forward" in passes and "backward" in passes:
             now = microbatch_of(batch, tick - (stages - 1))
-            (here, more), (own, g_y) = jax.value_and_grad(
+            (here, rows_here), (end_gradients, g_y) = jax.value_and_grad(
                 lambda p, y: closing(p, now, y), argnums=(0, 1), has_aux=True
             )(ends, y)
-            total = total | {key: total[key] + d for key, d in own.items()}
-            g, loss, weight = pick(last, g_y, g), loss + here, weight + more
+            total = total | {key: total[key] + d for key, d in end_gradients.items()}
+            g, loss, weight = pick(last, g_y, g), loss + here, weight + rows_here
         if "backward" in passes:
             m = tick - 2 * (stages - 1) + stage
             real = (m >= 0) & (m < MICROBATCHES)
-            grads, given = backward(kept(ring, m), g)
+            grads, handed_on = backward(kept(ring, m), g)
             total = total | {
                 key: jnp.where(real, total[key] + d, total[key])
                 for key, d in zip(others, grads, strict=False)
             }
-            handed, g = keep(handed, given, m), pass_on(tuple(grads[len(others) :]), "stage", -1)
+            handed, g = (
+                keep(handed, handed_on, m),
+                pass_on(tuple(grads[len(others) :]), "stage", -1),
+            )
         if "weights" in passes:
             m = tick - 2 * (stages - 1)
             grads = late(kept(ring, m), kept(handed, m))
@@ -100,8 +103,8 @@ def gradients(params, frozen, batch):
     saved = zeros_of(jax.eval_shape(lambda: forward(x, 0)[1]))
     waits = [True] * len(apart) + [False] * (len(others) + CARRIED)
     backward, late = backward_parts(pull, waits, saved, x)
-    given = zeros_of(jax.eval_shape(lambda: backward(saved, x)[1]))
-    rings = ring_of(saved, 2 * stages - 1), ring_of(given, stages)
+    handed_on = zeros_of(jax.eval_shape(lambda: backward(saved, x)[1]))
+    rings = ring_of(saved, 2 * stages - 1), ring_of(handed_on, stages)
     none = lax.pcast(jnp.zeros(()), "stage", to="varying"), jnp.zeros(())
     carry = x, x, *rings, no_gradients(pending), *none
     there = {

@@ -94,8 +94,8 @@ def copies(key):
     of it, at every place that takes this device's stage."""
     cut = [cell if isinstance(cell, tuple) else (cell,) for cell in GRADIENTS[key][-1]]
     alike = math.prod(n for axis, n in MESH.items() if not any(axis in axes for axes in cut))
-    stage_at = {at: k for path in PATHS for k, at in enumerate(path)}
-    places = [list(stage_at.values()).count(stage_at[at]) for at in range(MESH["stage"])]
+    stage_at = {place: k for path in PATHS for k, place in enumerate(path)}
+    places = [list(stage_at.values()).count(stage_at[place]) for place in range(MESH["stage"])]
     return alike * jnp.array(places)[lax.axis_index("stage")]
 
 
@@ -107,8 +107,8 @@ def decays(key):
     for label, (virtual, first, piece, *_) in zip(
         labels_of(key, PARAMS[key]), STAGE_BUFFERS[key], strict=True
     ):
-        for at in {path[virtual % len(path)] for path in PATHS}:
-            edges[at] += [first, first + math.prod(piece)] if label in NO_DECAY else []
+        for place in {path[virtual % len(path)] for path in PATHS}:
+            edges[place] += [first, first + math.prod(piece)] if label in NO_DECAY else []
     longest = max(map(len, edges))
     table = jnp.array([row + [length] * (longest - len(row)) for row in edges], int)
     size = length // math.prod(MESH[a] for a in axes)

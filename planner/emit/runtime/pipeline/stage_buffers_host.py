@@ -16,10 +16,10 @@ def update_offloaded(change, _, p, gradient, state, decaying):
     part of the buffer after the other, each replaced where it lies."""
 
     def one(i, carried):
-        at = functools.partial(lax.dynamic_index_in_dim, index=i, keepdims=False)
-        p, state = jax.tree.map(at, carried)
+        element = functools.partial(lax.dynamic_index_in_dim, index=i, keepdims=False)
+        p, state = jax.tree.map(element, carried)
         here = jax.device_put(state, jax.memory.Space.Device)
-        new, state = change(p, at(gradient), here, at(decaying))
+        new, state = change(p, element(gradient), here, element(decaying))
         return jax.tree.map(
             lambda parts, new: lax.dynamic_update_index_in_dim(parts, new, i, 0),
             carried,

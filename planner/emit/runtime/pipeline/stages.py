@@ -11,8 +11,8 @@ from planner.emit.runtime.files.tables import MESH, MICROBATCHES
 
 def microbatch_of(batch, m):
     """Microbatch m of a batch; in a bubble, one there is."""
-    at = jnp.clip(m, 0, MICROBATCHES - 1)
-    return {key: lax.dynamic_index_in_dim(x, at, keepdims=False) for key, x in batch.items()}
+    number = jnp.clip(m, 0, MICROBATCHES - 1)
+    return {key: lax.dynamic_index_in_dim(x, number, keepdims=False) for key, x in batch.items()}
 
 
 def zeros_of(shapes):

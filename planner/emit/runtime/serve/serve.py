@@ -183,12 +183,12 @@ def make_prefill(mesh):
 def pass_prompts(prefill, weights, caches, ids, real):
     """All prompts, a wave at a time: (first tokens [ROWS, 1], caches)."""
     token = np.zeros((ROWS, 1), np.int32)
-    made = []
+    waves = []
     for wave in range(ROWS // WAVE):
         rows = rows_of(wave)
         first, caches = prefill(weights, caches, ids[rows], real[rows], wave)
-        made.append((rows, first))
-    for rows, first in made:
+        waves.append((rows, first))
+    for rows, first in waves:
         token[rows] = np.asarray(first)
     return token, caches
 
@@ -202,18 +202,18 @@ def make_generate(mesh):
         tokens = jnp.zeros((token.shape[0], GENERATE), jnp.int32).at[:, 0].set(token[:, 0])
         length, lengths = PROMPT + GENERATE, jnp.sum(real, 1, dtype=jnp.int32)[:, None]
         filled = jnp.pad(real, [(0, 0), (0, GENERATE)])
-        at = jnp.arange(length)[None, :]
+        slot = jnp.arange(length)[None, :]
         run = on_pieces(mesh, step_forward, STEP_INPUTS, STEP_OUTPUT_SPECS, {**weights, **caches})
 
         def step(state):
-            made, token, caches, tokens, _ = state
-            mask = jnp.where((at >= PROMPT) & (at < PROMPT + made - 1), 1, filled)
-            at_token, first = PROMPT + made - 1, PROMPT - lengths
+            generated, token, caches, tokens, _ = state
+            mask = jnp.where((slot >= PROMPT) & (slot < PROMPT + generated - 1), 1, filled)
+            at_token, first = PROMPT + generated - 1, PROMPT - lengths
             batch = {
                 **{key: seen_slots(n, at_token, first, by) for key, (n, by) in WINDOWS.items()},
                 IDS: token,
                 MASK: jnp.pad(mask, [(0, 0), (0, 1)], constant_values=1),
-                POSITIONS: lengths + made - 1,
+                POSITIONS: lengths + generated - 1,
             }
             token, *new = run({**weights, **caches}, taken(batch, STEP_INPUTS))
             caches = {
@@ -223,12 +223,14 @@ def make_generate(mesh):
                     for key, x in zip(all_kept(), new, strict=True)
                 },
             }
-            tokens = lax.dynamic_update_slice(tokens, token.astype(jnp.int32), (0, made))
-            return made + 1, token, caches, tokens, jnp.all(jnp.any(tokens == end, 1))
+            tokens = lax.dynamic_update_slice(tokens, token.astype(jnp.int32), (0, generated))
+            return generated + 1, token, caches, tokens, jnp.all(jnp.any(tokens == end, 1))
 
         state = (jnp.int32(1), token, caches, tokens, jnp.all(token == end))
-        made, _, caches, tokens, _ = lax.while_loop(lambda s: (s[0] < count) & ~s[-1], step, state)
-        return tokens, made, caches
+        generated, _, caches, tokens, _ = lax.while_loop(
+            lambda s: (s[0] < count) & ~s[-1], step, state
+        )
+        return tokens, generated, caches
 
     return jax.jit(generate, donate_argnums=1, compiler_options=options(mesh))
 
@@ -266,18 +268,18 @@ def write(mesh, key, cache, new, at):
 def load_weights(args, mesh):
     """The stored or seeded weights on the mesh, in the type computed in, one at a time; those of
     QUANTIZED in WEIGHT_TYPE, with scales."""
-    made = {scale for scale, *_ in QUANTIZED.values()}
-    weights = stored_weights(args, {key: row for key, row in FROZEN.items() if key not in made})
+    scales = {scale for scale, *_ in QUANTIZED.values()}
+    weights = stored_weights(args, {key: row for key, row in FROZEN.items() if key not in scales})
     out: dict = {}
     for key, (shape, dtype, *rest, spec) in FROZEN.items():
-        if key in made:
+        if key in scales:
             continue
         scale, dim, turned = QUANTIZED.get(key, ("", 0, False))
         stored = shape[::-1] if turned else shape, "float" if scale else dtype, *rest, spec
         values = {key: initial_value(key, stored, args.seed, weights)}
         if scale:
-            short, each = in_a_byte(values[key].T if turned else values[key], dim)
-            values = {key: short, scale: each.squeeze(dim)}
+            short, scale_rows = in_a_byte(values[key].T if turned else values[key], dim)
+            values = {key: short, scale: scale_rows.squeeze(dim)}
         out |= place(computed(values), {k: FROZEN[k][-1] for k in values}, mesh)
     return out
 
@@ -304,25 +306,25 @@ def load_prompts(args):
             .astype(np.int32)
         )
         return ids, np.ones_like(ids)
-    given = np.load(args.prompts)
+    prompts = np.load(args.prompts)
     if (
-        given.ndim != 2
-        or given.dtype.kind not in "iu"
-        or given.shape[0] > ROWS
-        or given.shape[1] > PROMPT
-        or given.min() < 0
-        or given.max() >= VOCABULARY
+        prompts.ndim != 2
+        or prompts.dtype.kind not in "iu"
+        or prompts.shape[0] > ROWS
+        or prompts.shape[1] > PROMPT
+        or prompts.min() < 0
+        or prompts.max() >= VOCABULARY
     ):
         raise SystemExit(
             f"{args.prompts}: whole numbers below {VOCABULARY}, at most [{ROWS}, {PROMPT}], are"
-            f" wanted; found {given.dtype} {list(given.shape)}"
+            f" wanted; found {prompts.dtype} {list(prompts.shape)}"
         )
     ids, real = np.zeros((2, ROWS, PROMPT), np.int32)
-    ids[: len(given), PROMPT - given.shape[1] :] = given
+    ids[: len(prompts), PROMPT - prompts.shape[1] :] = prompts
     real[:, -1] = 1  # sequences that nobody asked for
-    real[: len(given), PROMPT - given.shape[1] :] = 1
+    real[: len(prompts), PROMPT - prompts.shape[1] :] = 1
     if args.pad is not None:
-        real[: len(given)] *= np.cumsum(ids[: len(given)] != args.pad, 1) > 0
+        real[: len(prompts)] *= np.cumsum(ids[: len(prompts)] != args.pad, 1) > 0
         real[:, -1] = 1
     return ids, real
 
@@ -330,7 +332,7 @@ def load_prompts(args):
 def main():
     """Generate for --steps batches of prompts and say how long the first token and the others
     took."""
-    more = [
+    options = [
         (
             "--prompts",
             {
@@ -358,7 +360,7 @@ def main():
         ),
         ("--output", {"type": Path, "metavar": "FILE.npy", "help": "write the tokens generated"}),
     ]
-    args = command_line(more)
+    args = command_line(options)
     mesh = make_mesh()
     weights = load_weights(args, mesh)
     ids, real = load_prompts(args)
@@ -367,18 +369,22 @@ def main():
         start = time.perf_counter()
         token, caches = jax.block_until_ready(pass_prompts(prefill, weights, caches, ids, real))
         first = time.perf_counter()
-        tokens, made, caches = jax.block_until_ready(
+        tokens, generated, caches = jax.block_until_ready(
             generate(weights, caches, token, real, GENERATE, args.end)
         )
-        made, rest = int(made), time.perf_counter() - first
-        each = f"{1e3 * rest / (made - 1):.2f} ms a token after it" if made > 1 else "no more"
+        generated, rest = int(generated), time.perf_counter() - first
+        pace = (
+            f"{1e3 * rest / (generated - 1):.2f} ms a token after it"
+            if generated > 1
+            else "no more"
+        )
         waves = f"prompts in {1e3 * (first - start):.1f} ms ({ROWS // WAVE} x {WAVE} at once)"
         say(
-            f"batch {i}  {made} tokens of {ROWS} sequences: {waves}, {each}"
+            f"batch {i}  {generated} tokens of {ROWS} sequences: {waves}, {pace}"
             + ("  (compiling included)" if not i else "")
         )
     if args.output and jax.process_index() == 0:
-        np.save(args.output, np.asarray(tokens)[:, :made])
+        np.save(args.output, np.asarray(tokens)[:, :generated])
 
 
 if __name__ == "__main__":

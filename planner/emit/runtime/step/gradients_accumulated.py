@@ -22,8 +22,10 @@ def gradients(params, frozen, batch):
 
     def one(total, microbatch):
         loss, sums = total
-        more, grads = jax.value_and_grad(loss_of)(for_microbatch(pending, loss), frozen, microbatch)
-        return (loss + more, add_gradients(sums, grads)), None
+        loss_here, grads = jax.value_and_grad(loss_of)(
+            for_microbatch(pending, loss), frozen, microbatch
+        )
+        return (loss + loss_here, add_gradients(sums, grads)), None
 
     start = jnp.zeros(()), no_gradients(pending)
     loss, sums = over_microbatches(one, start, batch)

@@ -24,12 +24,12 @@ def gradients(params, frozen, batch):
 
     def one(total, microbatch):
         loss, rows, sums = total
-        mean, pullback, more = jax.vjp(
+        mean, pullback, rows_here = jax.vjp(
             lambda p: loss_of(p, frozen, microbatch), for_microbatch(pending, loss), has_aux=True
         )
-        more = more.astype(mean.dtype)
-        grads = pullback(more)[0]  # of the sum over rows, not of the mean
-        return (loss + mean * more, rows + more, add_gradients(sums, grads)), None
+        rows_here = rows_here.astype(mean.dtype)
+        grads = pullback(rows_here)[0]  # of the sum over rows, not of the mean
+        return (loss + mean * rows_here, rows + rows_here, add_gradients(sums, grads)), None
 
     start = jnp.zeros(()), jnp.zeros(()), no_gradients(pending)
     loss, rows, sums = over_microbatches(one, start, batch)

@@ -48,10 +48,10 @@ def sample_places(numbers, shape):
     """Numbers of samples by microbatch of each island [islands * most microbatches, samples]; where
     an island has fewer, the first stands."""
     most = max(ISLANDS)
-    own = np.reshape(numbers, (MICROBATCHES, -1))
+    by_microbatch = np.reshape(numbers, (MICROBATCHES, -1))
     places = np.full(shape, numbers[0])
     done = 0
     for island, turns in enumerate(ISLANDS):
-        places[island * most : island * most + turns] = own[done : done + turns]
+        places[island * most : island * most + turns] = by_microbatch[done : done + turns]
         done += turns
     return places

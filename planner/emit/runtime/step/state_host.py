@@ -36,12 +36,12 @@ def update_offloaded(change, repeats, p, gradient, state, decaying):
         return new, jax.device_put(state, jax.memory.Space.Host)
 
     def one(i, carried):
-        at = functools.partial(lax.dynamic_index_in_dim, index=i, keepdims=False)
-        p, state = jax.tree.map(at, carried)
+        element = functools.partial(lax.dynamic_index_in_dim, index=i, keepdims=False)
+        p, state = jax.tree.map(element, carried)
         return jax.tree.map(
             lambda stack, new: lax.dynamic_update_index_in_dim(stack, new, i, 0),
             carried,
-            changed(p, at(gradient), state),
+            changed(p, element(gradient), state),
         )
 
     if not repeats:
@@ -86,7 +86,7 @@ def make_step(mesh):
     p, state, f, b = specs_of(PARAMS), state_specs(), specs_of(FROZEN), specs_of(INPUTS)
     out = p, state, *[P()] * results()
     step = jax.shard_map(one_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=out)
-    own, fixed = (
+    placed, fixed = (
         {key: parameter_at(mesh, key, spec) for key, spec in specs.items()} for specs in (p, f)
     )
     there, batches, one = (
@@ -96,8 +96,8 @@ def make_step(mesh):
     )
     return jax.jit(
         step,
-        in_shardings=(own, there, fixed, batches, one),
-        out_shardings=(own, there, *[one] * results()),
+        in_shardings=(placed, there, fixed, batches, one),
+        out_shardings=(placed, there, *[one] * results()),
         donate_argnums=(0, 1),
         compiler_options=fused(mesh),
     )
