@@ -26,6 +26,8 @@ class Fields:
         self.left_out: list[str] = []
 
     def whole(self, key: str, default: int, *, limit: int = WHOLE_LIMIT) -> int:
+        """A whole number from 1 to `limit`; the default where the file has none, noted where it
+        says null. Raises PlanError P074, as all of these do, for anything else."""
         value = self.data.get(key)
         if value is None:
             if key in self.data:
@@ -36,6 +38,7 @@ class Fields:
         return value
 
     def maybe(self, key: str, *, limit: int = WHOLE_LIMIT) -> int | None:
+        """The same, None where the file has none."""
         return None if self.data.get(key) is None else self.whole(key, 1, limit=limit)
 
     def count(self, key: str, default: int) -> int:
@@ -57,9 +60,11 @@ class Fields:
         return value
 
     def layers(self, key: str, default: int) -> int:
+        """A number of layers."""
         return self.whole(key, default, limit=LAYERS_LIMIT)
 
     def number(self, key: str, default: float) -> float:
+        """A positive number."""
         value = self.data.get(key)
         if value is None:
             return default
@@ -68,6 +73,7 @@ class Fields:
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
+        """true or false."""
         value = self.data.get(key)
         if value is None:
             return default
@@ -76,12 +82,14 @@ class Fields:
         return value
 
     def one_of(self, key: str, default: str, allowed: Mapping[str, Any]) -> Any:
+        """The value that `allowed` has for the word in the file."""
         value = self.data.get(key, default)
         if not isinstance(value, str) or value not in allowed:
             raise self.bad(key, "one of " + ", ".join(allowed))
         return allowed[value]
 
     def bad(self, key: str, wanted: str) -> PlanError:
+        """The error for a field that is not as `wanted`, P074."""
         return PlanError(
             "P074", f"{self.path}: {key} = {json.dumps(self.data.get(key))[:80]}: {wanted} expected"
         )

@@ -386,6 +386,7 @@ def _check(c: LlamaConfig, name: str, replaced: bool) -> None:
 
 
 def norm(s: Scope, x: str, c: LlamaConfig) -> str:
+    """The norm of a config over the last dim of x [.., hidden]."""
     if c.norm == "rms":
         return rms_norm(s, x, c.hidden, epsilon=c.epsilon, decomposed=c.decomposed)
     if c.norm == "layer-plain":

@@ -97,6 +97,7 @@ class Values:
 
     @property
     def mesh(self) -> Mapping[str, int]:
+        """The mesh of the plan: axis -> size."""
         return dict(self.flow.plan.mesh)
 
     def inner(self, flow: Flow | None = None, **changes: object) -> Self:

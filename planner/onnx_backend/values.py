@@ -11,6 +11,7 @@ from planner.onnx_backend.table import Value
 
 
 def type_of(value: Value) -> Any:
+    """The TypeProto of a value: of a tensor, or of a sequence by its first element."""
     from onnx import helper
 
     if isinstance(value, list):

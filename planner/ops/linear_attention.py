@@ -105,6 +105,8 @@ class Sizes:
 
     @classmethod
     def of(cls, node: Node, shapes: tuple[tuple[int, ...], ...]) -> Sizes:
+        """The sizes of a node. shapes: of its operands, queries [B, T, groups, N] first, values
+        [B, T, H, P] third."""
         (b, t, groups, n), (heads, p) = shapes[0], shapes[2][2:]
         steps = min(int(node.attrs["chunk"]), t)  # type: ignore[arg-type]
         delta = len(node.inputs) > 4 and bool(node.inputs[4])

@@ -15,6 +15,8 @@ SHOWN_WEIGHTS = 6
 
 
 def traffic(c: Mapping[str, Any], width: int, style: Style) -> list[str]:
+    """The bytes that a device sends in a step by kind and axes, those that it waits for longest
+    first. c: the costs of a plan's file."""
     exposed = c.get("exposed_s_by_collective", {})
     rows = []
     for kind, axes in c["communication_bytes_per_device"].items():
@@ -41,6 +43,7 @@ def traffic(c: Mapping[str, Any], width: int, style: Style) -> list[str]:
 
 
 def layouts(strategy: Strategy, width: int, style: Style) -> list[str]:
+    """How the heaviest weights lie on the mesh, and what is between blocks."""
     groups = [g for g in weight_groups(strategy) if len(g.shape) > 1] or weight_groups(strategy)
     names = extent_names(strategy)
     labels = short_labels([g.label for g in groups])

@@ -283,6 +283,7 @@ class Split:
         return _shared_split(tuple(sorted((f, tuple(a)) for f, a in assignment.items() if a)))
 
     def axes(self, factor: str) -> Axes:
+        """Mesh axes that cut a factor, major first; () where it is whole."""
         for f, a in self.pairs:
             if f == factor:
                 return a

@@ -24,12 +24,14 @@ from planner.solvers.problem import Problem
 
 
 def put(stream: IO[bytes], message: Any) -> None:
+    """Write a message, behind its length in eight bytes."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     stream.write(struct.pack("<q", len(data)) + data)
     stream.flush()
 
 
 def get(stream: IO[bytes]) -> Any:
+    """Read the next message. Raises EOFError where the other side has ended."""
     head = stream.read(8)
     if len(head) < 8:
         raise EOFError

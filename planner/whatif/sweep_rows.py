@@ -161,10 +161,12 @@ def front(rows: Sequence[Row]) -> list[Row]:
 
 
 def step_s(row: Row) -> float:
+    """Seconds of a step of a row with a plan."""
     assert row.strategy is not None
     return float(row.strategy.costs["step_time_s"])
 
 
 def bytes_of(row: Row) -> int:
+    """Bytes of a device's memory that a row's plan takes."""
     assert row.strategy is not None
     return int(row.strategy.costs["memory_per_device_bytes"])

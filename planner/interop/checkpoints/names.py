@@ -204,6 +204,7 @@ def canonical(name: str) -> str:
 
 
 def ties(name: str) -> list[str]:
+    """Other parameters that a checkpoint may hold in the place of one: those it may be tied to."""
     return list(
         dict.fromkeys(other for group in TIES if name in group for other in group if other != name)
     )

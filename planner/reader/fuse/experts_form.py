@@ -43,6 +43,7 @@ class Activation:
 
     @property
     def attrs(self) -> dict[str, Any]:
+        """Attributes of the node."""
         if self.name != "swiglu":
             return {"activation": self.name}
         bounds = {} if self.limit is None else {"limit": self.limit}

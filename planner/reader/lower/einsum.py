@@ -10,6 +10,8 @@ from planner.reader.lower.call import Call
 
 
 def einsum(call: Call) -> None:
+    """Lowers an Einsum: dims under "..." get letters; what moves dims alone becomes a Transpose, a
+    product of matrices a MatMul where it is one, and anything else stays an Einsum."""
     equation = call.attr("equation", "").replace(" ", "")
     left, _, right = equation.partition("->")
     terms = left.split(",")
