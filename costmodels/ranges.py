@@ -104,7 +104,7 @@ def _beyond(asked: Asked, rows: Mapping[str, Any]) -> list[tuple[str, bool]]:
     most = rows["reach"]
     return [
         (
-            f"no published run of an XLA program is on {asked.device}",
+            f"no run on {asked.device} is among the published runs of XLA programs compared",
             asked.device not in most["devices_named"] and not asked.calibrated,
         ),
         (f"published runs go up to {most['devices']:,} devices", asked.devices > most["devices"]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from models_zoo.spec import Family, Value, make, parse_options, split_spec
 from planner.errors import PlanError, did_you_mean
@@ -16,7 +16,7 @@ from planner.errors import PlanError, did_you_mean
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["build", "families", "find", "parse", "presets", "with_cache"]
+__all__ = ["build", "families", "find", "listed", "parse", "presets", "with_cache"]
 
 
 MODULES = (
@@ -46,11 +46,22 @@ def families() -> Iterator[Family]:
     return (import_module(f"models_zoo.{name}").FAMILY for name in MODULES)
 
 
+def listed() -> Iterator[tuple[Family, str]]:
+    """Every preset: its family and its name; other names of the same presets are left out."""
+    yield from ((family, name) for family in families() for name in family.presets)
+    named = _named_configs()
+    yield from ((named.family_of(name), name) for name in named.names())
+
+
 def presets() -> dict[str, str]:
     """Preset name -> one line about it."""
-    return {
-        name: preset.description for family in families() for name, preset in family.presets.items()
-    }
+    return {name: family.presets[name].description for family, name in listed()}
+
+
+def _named_configs() -> Any:
+    """models_zoo.named_configs, which loads all families that a config.json may be of: when no
+    family of the list has a name."""
+    return import_module("models_zoo.named_configs")
 
 
 def parse(spec: str) -> tuple[str, str, dict[str, Value]]:
@@ -88,11 +99,12 @@ def find(spec: str) -> tuple[Family, str, dict[str, Value]]:
     """Family, name of the preset and options of a spec. Raises PlanError: P070 unknown preset, P071
     unknown option or bad value."""
     name, given = split_spec(spec)
-    for family in families():
-        if name in family.presets:
-            return family, name, parse_options(family, given)
+    if (family := _family_of(name)) is not None:
+        return family, name, parse_options(family, given)
+    if (other := _named_configs().aliases().get(name)) is not None:
+        return find(",".join([other, *(f"{option}={text}" for option, text in given.items())]))
     inside = [p for family in families() if family.name == name for p in family.presets]
-    known = inside or list(presets())
+    known = inside or [*presets(), *_named_configs().aliases()]
     hint = did_you_mean(name, known)
     raise PlanError(
         "P070",
@@ -103,3 +115,9 @@ def find(spec: str) -> tuple[Family, str, dict[str, Value]]:
             "presets: " + ", ".join(known),
         ],
     )
+
+
+def _family_of(name: str) -> Family | None:
+    """The family that has a preset, None where none has."""
+    those = (family for family in families() if name in family.presets)
+    return next(those, None) or _named_configs().family_of(name)

@@ -123,7 +123,7 @@ def _list(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     if args.name is None:
         chosen: list[tuple[Family, str, str, dict[str, Value]]] = [
-            (f, n, n, {}) for f in models_zoo.families() for n in f.presets
+            (family, name, name, {}) for family, name in models_zoo.listed()
         ]
     else:
         family, name, values = models_zoo.find(args.name)

@@ -128,9 +128,8 @@ def from_config(path: str | Path, options: Mapping[str, str] | None = None) -> o
     """
     family, config, kind, fields = _read(Path(path))
     chosen = parse_options(family, options or {})
-    return make(
-        family, kind, Preset(config, kind), chosen, tuple(fields.notes), tuple(fields.left_out)
-    )
+    notes, left_out = tuple(fields.notes), tuple(fields.left_out)
+    return make(family, kind, Preset(config, kind, notes=notes, left_out=left_out), chosen)
 
 
 def _read(path: Path) -> tuple[Family, Any, str, Fields]:
@@ -250,17 +249,6 @@ def with_lengths(
         if option not in dims and getattr(config, option, None)
     }
     return from_config(path, {option: str(n) for option, n in taken.items()}), taken, left
-
-
-def told(model: onnx.ModelProto, key: str) -> tuple[str, ...]:
-    """Sentences of a model's metadata, "notes" or "left_out", as findings are written; but for what
-    --dim answers."""
-    said = next((p.value for p in model.metadata_props if p.key == key), "")
-    return tuple(
-        line[0].lower() + line[1:].removesuffix(".")
-        for line in said.splitlines()
-        if "(--dim" not in line
-    )
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -23,6 +23,11 @@ _MEGATRON = (
 _GPT3 = "Brown et al. 2020, Language models are few-shot learners, table D.1"
 _LLAMA3 = "Grattafiori et al. 2024, The Llama 3 herd of models, section 3"
 _CARD = "the model's card on Hugging Face"
+_HUB = "the count of its files on the Hugging Face hub"
+_GEMMA2 = "Gemma team 2024, Gemma 2, table 2: embeddings and the rest"
+_GEMMA3 = "Gemma team 2025, Gemma 3, table 1: embeddings and the rest, without the image encoder"
+_OPENAI = "OpenAI 2025, gpt-oss model card, table 1"
+_QWEN3 = "Qwen team 2025, Qwen3, abstract and model cards"
 _MIXTRAL = "Mistral AI, release notes of the model"
 _VISION = "torchvision, table of weights (multiply-adds)"
 _MODERN = "Warner et al. 2024, ModernBERT, section 2.3"
@@ -68,6 +73,46 @@ PUBLISHED = (
     Published("gemma-4-31b", "parameters", 30.7e9, _CARD),
     Published("gemma-4-26b-a4b", "parameters", 25.2e9, _CARD),
     Published("gemma-4-26b-a4b", "active", 3.8e9, _CARD, 0.02),
+    Published("llama3.2-1b", "parameters", 1.23e9, _CARD),
+    Published("llama3.2-3b", "parameters", 3.21e9, _CARD),
+    Published("llama4-scout", "active", 17e9, _CARD, 0.02),
+    Published("llama4-maverick", "parameters", 400e9, _CARD),
+    Published("llama4-maverick", "active", 17e9, _CARD, 0.02),
+    Published("qwen2.5-7b", "parameters", 7.61e9, _CARD),
+    Published("qwen2.5-32b", "parameters", 32.5e9, _CARD),
+    Published("qwen2.5-72b", "parameters", 72.7e9, _CARD),
+    Published("qwen3-0.6b", "parameters", 0.6e9, _QWEN3),
+    Published("qwen3-1.7b", "parameters", 1.7e9, _QWEN3, 0.02),
+    Published("qwen3-4b", "parameters", 4.0e9, _QWEN3),
+    Published("qwen3-8b", "parameters", 8.2e9, _QWEN3),
+    Published("qwen3-14b", "parameters", 14.8e9, _QWEN3),
+    Published("qwen3-32b", "parameters", 32.8e9, _QWEN3),
+    Published("qwen3-30b-a3b", "parameters", 30.5e9, _QWEN3),
+    Published("qwen3-30b-a3b", "active", 3.3e9, _QWEN3, 0.02),
+    Published("qwen3-235b-a22b", "parameters", 235e9, _QWEN3),
+    Published("qwen3-235b-a22b", "active", 22e9, _QWEN3),
+    Published("qwen3-coder-480b-a35b", "parameters", 480e9, _CARD),
+    Published("qwen3-coder-480b-a35b", "active", 35e9, _CARD, 0.02),
+    Published("gpt-oss-20b", "parameters", 20.91e9, _OPENAI),
+    Published("gpt-oss-120b", "parameters", 116.83e9, _OPENAI),
+    Published("gemma-2-9b", "parameters", 9.241e9, _GEMMA2),
+    Published("gemma-2-27b", "parameters", 27.227e9, _GEMMA2),
+    Published("gemma-3-4b", "parameters", 3.884e9, _GEMMA3),
+    Published("gemma-3-12b", "parameters", 11.771e9, _GEMMA3),
+    Published("gemma-3-27b", "parameters", 27.016e9, _GEMMA3),
+    Published("mistral-nemo-12b", "parameters", 12.2e9, _HUB),
+    Published("mistral-small-24b", "parameters", 23.6e9, _HUB),
+    Published("phi-4", "parameters", 14.7e9, _HUB),
+    Published("olmo-2-7b", "parameters", 7.3e9, _HUB),
+    Published("olmo-2-13b", "parameters", 13.7e9, _HUB),
+    Published("olmo-2-32b", "parameters", 32.2e9, _HUB),
+    Published("smollm3-3b", "parameters", 3.08e9, _HUB),
+    Published("nemotron-4-340b", "parameters", 341e9, "NVIDIA 2024, Nemotron-4 340B, section 2"),
+    Published("kimi-k2", "parameters", 1e12, _CARD, 0.03),
+    Published("kimi-k2", "active", 32.6e9, "Kimi team 2025, Kimi K2, table 2"),
+    Published("glm-4.5", "parameters", 355e9, "GLM team 2025, GLM-4.5, table 1"),
+    Published("glm-4.5-air", "parameters", 106e9, "GLM team 2025, GLM-4.5, table 1"),
+    Published("minimax-m2", "parameters", 230e9, _CARD),
     Published("bert-base", "parameters", 110e6, "Devlin et al. 2019, BERT, section 3"),
     Published("bert-base,seq=128", "flops", 22.5e9, "Sun et al. 2020, MobileBERT, table 4"),
     Published("bert-large", "parameters", 335e6, "Clark et al. 2020, ELECTRA, table 2"),

@@ -41,11 +41,14 @@ _LAYER_FIELDS = frozenset({"layers", "decoder_layers", "per_level"})
 
 @dataclass(frozen=True)
 class Preset:
-    """A named configuration. `batch` is what a planner takes when the user gives none."""
+    """A named configuration. `batch` is what a planner takes when the user gives none; notes,
+    left_out: what the model's metadata says of it, a line each."""
 
     config: Any
     description: str
     batch: int = 8
+    notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -171,16 +174,8 @@ def split_spec(spec: str) -> tuple[str, dict[str, str]]:
     return name.strip(), given
 
 
-def make(
-    family: Family,
-    name: str,
-    preset: Preset,
-    values: Mapping[str, Value],
-    notes: tuple[str, ...] = (),
-    left_out: tuple[str, ...] = (),
-) -> Any:
-    """Build the ONNX model (an onnx.ModelProto) of a preset with overrides applied. notes,
-    left_out: what its metadata says of it, a line each."""
+def make(family: Family, name: str, preset: Preset, values: Mapping[str, Value]) -> Any:
+    """Build the ONNX model (an onnx.ModelProto) of a preset with overrides applied."""
     common = options(Common)
     shared = Common(**{common[o][0]: v for o, v in values.items() if o in common})  # type: ignore[arg-type]
     config = family.configure(preset, values)
@@ -191,10 +186,21 @@ def make(
         inline=shared.weights == "inline",
         seed=shared.seed,
     )
-    net.notes.extend(notes)
-    net.left_out.extend(left_out)
+    net.notes.extend(preset.notes)
+    net.left_out.extend(preset.left_out)
     family.build(config, net)
     return net.model()
+
+
+def told(model: Any, key: str) -> tuple[str, ...]:
+    """Sentences of a model's metadata, "notes" or "left_out", as findings are written; but for what
+    --dim answers."""
+    said = next((p.value for p in model.metadata_props if p.key == key), "")
+    return tuple(
+        line[0].lower() + line[1:].removesuffix(".")
+        for line in said.splitlines()
+        if "(--dim" not in line
+    )
 
 
 def require(condition: bool, what: str, *help: str) -> None:

@@ -188,14 +188,25 @@ class Model:
         text = str(source)
         if text.startswith("zoo:"):
             import models_zoo
+            from models_zoo.spec import told
 
             proto = models_zoo.build(text)
             _no_options(text, proto, workload.dims)
-            return cls(text, workload, devices, None, proto, written=True)
+            return cls(
+                text,
+                workload,
+                devices,
+                None,
+                proto,
+                said=told(proto, "notes"),
+                written=True,
+                left_out=told(proto, "left_out"),
+            )
         text = model_file(text)
         path = Path(text)
         if ".json" in path.name:
-            from models_zoo.hf_config import CACHE, split_config, told, with_lengths
+            from models_zoo.hf_config import CACHE, split_config, with_lengths
+            from models_zoo.spec import told
 
             file, sizes = (text, dict[str, int]()) if path.exists() else split_config(text)
             path = Path(file)
