@@ -114,12 +114,12 @@ def parse_json(text: str) -> Any:
 
 def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     pairs = list(pairs)
-    out = dict(pairs)
-    if len(out) < len(pairs):
+    table = dict(pairs)
+    if len(table) < len(pairs):
         seen: set[str] = set()
         twice = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
         raise ValueError(f"the key {twice[:80]!r} stands there twice")
-    return out
+    return table
 
 
 def _no_number(text: str) -> NoReturn:

@@ -557,7 +557,7 @@ class GraphFacts(BasicFacts):
     def kinds(self) -> Mapping[int, int]:
         """class -> a number; nodes of equal numbers have the same splits at the same prices on
         every mesh."""
-        result, out = dict[tuple, int](), {}
+        result, kind_of = dict[tuple, int](), {}
         for i in self.times:
             node = self.graph.nodes[i]
             slots = (
@@ -571,7 +571,7 @@ class GraphFacts(BasicFacts):
                     if n
                 ]
             )
-            out[i] = result.setdefault(
+            kind_of[i] = result.setdefault(
                 (
                     self.content(i),
                     counts,
@@ -581,7 +581,7 @@ class GraphFacts(BasicFacts):
                 ),
                 len(result),
             )
-        return out
+        return kind_of
 
     def content(self, i: int) -> tuple:
         """What the splits of a class and their prices follow from, but for how often things are

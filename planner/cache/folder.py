@@ -104,8 +104,8 @@ class Cache:
             return
         with self.faults.writing():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with replacing(path) as out:
-                out.write(line + body)
+            with replacing(path) as file:
+                file.write(line + body)
             self._trim()
 
     def tables(self, machine: str) -> Tables:

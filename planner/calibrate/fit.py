@@ -238,10 +238,10 @@ def monotone(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float]
             total, n = pools.pop()
             pools[-1] = [pools[-1][0] + total, pools[-1][1] + n]
     level = [math.exp(total / n) for total, n in pools for _ in range(int(n))]
-    out = [(xs[0], level[0])]
+    curve = [(xs[0], level[0])]
     for x, y in zip(xs[1:], level[1:], strict=True):
-        out.append((x, min(y, out[-1][1] * x / out[-1][0])))
-    return tuple(out)
+        curve.append((x, min(y, curve[-1][1] * x / curve[-1][0])))
+    return tuple(curve)
 
 
 def rate_at(curve: Sequence[tuple[float, float]], flops: float) -> float:

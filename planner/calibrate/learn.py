@@ -211,10 +211,10 @@ def standard_errors(rows: Sequence[Prepared], rates: Rates) -> dict[str, float]:
 def table(learned: Sequence[Learned], hardware: str, name: str, runs: str) -> dict[str, Any]:
     """The device's own file with the rates beside its figures."""
     path = DEVICES / f"{hardware}.toml" if hardware in device_names() else Path(hardware)
-    out: dict[str, Any] = read_toml(path)
-    out.pop("aliases", None)
-    out |= {"name": name, "date": time.strftime("%Y-%m-%d")}
-    kept = {k: dict(out.get(k, {})) for k in ("measured", "rates", "sources", "uncertainty")}
+    content: dict[str, Any] = read_toml(path)
+    content.pop("aliases", None)
+    content |= {"name": name, "date": time.strftime("%Y-%m-%d")}
+    kept = {k: dict(content.get(k, {})) for k in ("measured", "rates", "sources", "uncertainty")}
     kept["measured"]["runs"] = runs
     for x in learned:
         kept["rates"][x.runtime] = {
@@ -227,4 +227,4 @@ def table(learned: Sequence[Learned], hardware: str, name: str, runs: str) -> di
         kept["uncertainty"] |= {
             f"rates.{x.runtime}.{k}": float(f"{min(e, 1.0):.2g}") for k, e in x.errors.items()
         }
-    return out | kept
+    return content | kept

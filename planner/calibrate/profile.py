@@ -249,33 +249,33 @@ def _link_table(
             if same
             else f"not measured; as the file of {base.name}"
         )
-        out: Table = {
+        table: Table = {
             "bandwidth": _rate(link.bandwidth_bytes_per_s),
             "efficiency": link.efficiency,
             "latency": _time(link.latency_s),
         }
         if name == "inner":
-            out |= (
+            table |= (
                 {"kind": link.kind}
                 if link.kind != "torus"
                 else {"torus_dims": link.torus_dims, "torus_pod": list(link.torus_pod)}
             )
         return (
-            out,
+            table,
             {},
             dict.fromkeys((f"{name}.bandwidth", f"{name}.efficiency", f"{name}.latency"), why),
         )
     sheet = fit.bandwidth.value if host else shipped.bandwidth_bytes_per_s
-    out = {
+    table = {
         "bandwidth": _rate(sheet),
         "efficiency": _share(fit.bandwidth.value / sheet, f"the {name} link", base),
         "latency": _time(fit.latency.value),
     }
     errors = {f"{name}.efficiency": fit.bandwidth, f"{name}.latency": fit.latency}
     if name == "inner":
-        out["kind"] = fit.kind
+        table["kind"] = fit.kind
     if fit.bus and fit.bus_latency and name == "inner":
-        out |= {
+        table |= {
             "all_reduce_bandwidth": _rate(fit.bus.value),
             "all_reduce_latency": _time(fit.bus_latency.value),
         }
@@ -284,7 +284,7 @@ def _link_table(
             "inner.all_reduce_latency": fit.bus_latency,
         }
     return (
-        out,
+        table,
         errors,
         {
             f"{name}.bandwidth": (
@@ -338,9 +338,9 @@ def text(content: Mapping[str, Any], title: str) -> str:
     for key, rows in content.items():
         if isinstance(rows, Mapping):
             lines += _section(key, rows)
-    out = "\n".join(lines) + "\n"
+    toml = "\n".join(lines) + "\n"
     try:
-        from_table(tomllib.loads(out), "the profile")
+        from_table(tomllib.loads(toml), "the profile")
     except DeviceError as e:
         raise PlanError(
             "P180",
@@ -348,7 +348,7 @@ def text(content: Mapping[str, Any], title: str) -> str:
             detail=[str(e)],
             help=["run again when the machine does nothing else, without --quick"],
         ) from e
-    return out
+    return toml
 
 
 def _section(key: str, rows: Mapping[str, Any]) -> list[str]:

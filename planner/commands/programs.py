@@ -183,11 +183,11 @@ def _write_safetensors(
                 }
             text = json.dumps(header).encode()
             text += b" " * (-len(text) % 8)
-            with replacing(path) as out:
-                out.write(len(text).to_bytes(8, "little") + text)
+            with replacing(path) as file:
+                file.write(len(text).to_bytes(8, "little") + text)
                 body.seek(0)
                 while chunk := body.read(1 << 24):
-                    out.write(chunk)
+                    file.write(chunk)
     except OSError as e:
         raise PlanError(
             "P056",

@@ -238,13 +238,13 @@ def _stage_loop(
 
 def display_names(graph: Graph, block: RepeatedBlock) -> dict[str, str]:
     """What node ids, tensors and labels of the first repeat are called in the function of all."""
-    out = {}
+    shown = {}
     for names in block.weights:
         labels = [graph.labels.get(n, n) for n in names]
-        out[labels[0]] = pattern(labels)
+        shown[labels[0]] = pattern(labels)
     for i in range(block.first, block.first + block.period):
         nodes = [graph.nodes[i + r * block.period] for r in range(block.repeats)]
-        out[nodes[0].id] = pattern([n.id for n in nodes])
+        shown[nodes[0].id] = pattern([n.id for n in nodes])
         for k, name in enumerate(nodes[0].outputs):
-            out[name] = pattern([n.outputs[k] for n in nodes])
-    return out
+            shown[name] = pattern([n.outputs[k] for n in nodes])
+    return shown

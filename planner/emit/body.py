@@ -322,7 +322,7 @@ class Body(Values):
         """Zero the padding of operands that are summed over a padded factor."""
         if operator_of(node.op).kind in ("loss", "lookup"):
             return args
-        out = list(args)
+        masked = list(args)
         for slot, dims in enumerate(rule.operands):
             for d, dim in enumerate(dims):
                 for f in dim:
@@ -335,8 +335,8 @@ class Body(Values):
                     ):
                         piece = padded(rule.sizes[f], axes, self.mesh) // group(axes, self.mesh)
                         self.helpers.add("real_part")
-                        out[slot] = (
-                            f"real_part({out[slot]}, {d}, lax.axis_index({axes_text(axes)}) *"
+                        masked[slot] = (
+                            f"real_part({masked[slot]}, {d}, lax.axis_index({axes_text(axes)}) *"
                             f" {piece}, {rule.sizes[f]})"
                         )
-        return out
+        return masked

@@ -377,13 +377,13 @@ def traffic(
     for use in uses:
         if not use.merged:
             total[use.kind, use.axes] = total.get((use.kind, use.axes), 0) + use.total_bytes
-    out: dict[str, dict[str, dict[str, int | Fraction]]] = {}
+    totals: dict[str, dict[str, dict[str, int | Fraction]]] = {}
     for (kind, axes), payload in total.items():
-        cell = out.setdefault(kind, {}).setdefault(
+        cell = totals.setdefault(kind, {}).setdefault(
             "+".join(a for a in order if a in axes), {"payload": 0, "wire": Fraction(0)}
         )
         n = group(axes, mesh)
         sent = Fraction(payload) if kind == "collective-permute" else Fraction(payload * (n - 1), n)
         cell["payload"] += payload
         cell["wire"] += sent * (2 if kind == "all-reduce" else 1)
-    return out
+    return totals

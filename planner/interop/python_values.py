@@ -137,17 +137,17 @@ def known_of(table: Mapping[Any, Any], depth: int = 0) -> dict[str, Any]:
     """A table with what is unknown as COMPUTED; of calls in a list the names of what is called."""
     if depth > DEEPEST:
         return {}
-    out: dict[str, Any] = {}
+    known: dict[str, Any] = {}
     for key, value in table.items():
         if not isinstance(key, str) or key == CALLED:
             continue
         if value is UNKNOWN or is_answer(value):
-            out[key] = COMPUTED
+            known[key] = COMPUTED
         elif isinstance(value, dict):
-            out[key] = known_of(value, depth + 1)
+            known[key] = known_of(value, depth + 1)
         elif isinstance(value, list):
             items = [v.get(CALLED, UNKNOWN) if isinstance(v, dict) else v for v in value]
-            out[key] = items if is_known(items) else COMPUTED
+            known[key] = items if is_known(items) else COMPUTED
         else:
-            out[key] = value
-    return out
+            known[key] = value
+    return known

@@ -145,10 +145,10 @@ class Script:
 
     def joined(self, word: Word) -> str:
         """A word as one, as in assignments and conditions."""
-        out = "".join(" ".join(self._values(p)) for p in word)
-        if len(out) > LONGEST:
+        text = "".join(" ".join(self._values(p)) for p in word)
+        if len(text) > LONGEST:
             raise NotShell("a word grows beyond bounds", 0)
-        return out
+        return text
 
     def _values(self, piece: Piece) -> list[str]:
         if piece.kind == "text":
@@ -211,9 +211,9 @@ def _number(node: ast.expr) -> int:
         if isinstance(node.op, ast.Div | ast.FloorDiv | ast.Mod):
             quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
             return a - quotient * b if isinstance(node.op, ast.Mod) else quotient
-        out = {ast.Add: a + b, ast.Sub: a - b, ast.Mult: a * b}.get(type(node.op))  # type: ignore[call-overload]
-        if out is not None and abs(out) < 2**63:
-            return int(out)
+        number = {ast.Add: a + b, ast.Sub: a - b, ast.Mult: a * b}.get(type(node.op))  # type: ignore[call-overload]
+        if number is not None and abs(number) < 2**63:
+            return int(number)
     raise ValueError("no sum of whole numbers")
 
 

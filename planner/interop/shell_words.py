@@ -73,11 +73,11 @@ class Lexer:
 
     def tokens(self) -> list[Token]:
         """All tokens."""
-        out: list[Token] = []
+        listed: list[Token] = []
         while (token := self._next()) is not None:
-            out.append(token)
+            listed.append(token)
             if token.op == "\n" and self.pending:
-                out += [self._document(*one) for one in self.pending]
+                listed += [self._document(*one) for one in self.pending]
                 self.pending = []
             elif token.op in ("<<", "<<-"):
                 end = self._next()
@@ -86,8 +86,8 @@ class Lexer:
                     self.pending.append(
                         ("".join(p.text for p in end.word), quoted, token.op == "<<-")
                     )
-                out.pop()
-        return out
+                listed.pop()
+        return listed
 
     def _blanks(self, newlines: bool = False) -> None:
         """Past blanks, continued lines and comments."""

@@ -73,15 +73,15 @@ def _json(text: str, path: Path) -> Any:
 
 def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """A table; a key that is there twice is the contradiction it may be."""
-    out: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     for name, value in pairs:
-        before = out.get(name)
-        if name in out and before != value:
+        before = table.get(name)
+        if name in table and before != value:
             several = before if isinstance(before, Twice) else (before,)
-            out[name] = Twice((*several, value))
+            table[name] = Twice((*several, value))
         else:
-            out[name] = value
-    return out
+            table[name] = value
+    return table
 
 
 def _yaml(text: str, path: Path) -> Any:

@@ -151,11 +151,11 @@ def _start(p: Process, environment: Mapping[str, str]) -> subprocess.Popen[bytes
     command = (
         (sys.executable, "-S", "-c", TIED, *p.command) if sys.platform == "linux" else p.command
     )
-    with p.log.open("wb") as out:
+    with p.log.open("wb") as log:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=out,
+            stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
             start_new_session=True,

@@ -74,9 +74,9 @@ def _largest(topology: Topology, nodes: Sequence[int]) -> tuple[tuple[Level, ...
     for i, level in enumerate(topology.levels):
         if i in fast_levels(topology):
             continue
-        out = {n * domain // stride % level.size for n in missing}
-        kept = [d for d in range(topology.devices) if d // stride % level.size not in out]
-        fewer = replace(level, size=level.size - len(out))
+        positions = {n * domain // stride % level.size for n in missing}
+        kept = [d for d in range(topology.devices) if d // stride % level.size not in positions]
+        fewer = replace(level, size=level.size - len(positions))
         machines.append(((*topology.levels[:i], fewer, *topology.levels[i + 1 :]), kept))
         stride *= level.size
     return max(machines, key=lambda levels_kept: len(levels_kept[1]))

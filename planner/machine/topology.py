@@ -560,9 +560,9 @@ def _on_torus(chip: Device, shape: tuple[int, ...], slices: int) -> Topology:
         + (" (part of a host's chips)" if part_of_host(shape) else "")
     ]
     if slices > 1:
-        out = chip.outer
+        outer = chip.outer
         levels.append(
-            Level("slices", slices, out.bandwidth_bytes_per_s, out.latency_s, out.efficiency)
+            Level("slices", slices, outer.bandwidth_bytes_per_s, outer.latency_s, outer.efficiency)
         )
         notes[0] = f"{slices} slices {'x'.join(map(str, shape))}"
     return Topology(chip, tuple(levels), tuple(notes))

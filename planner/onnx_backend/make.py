@@ -146,10 +146,10 @@ def window(n: int, periodic: bool, terms: tuple[float, ...]) -> np.ndarray:
     """A cosine-sum window of n samples: sum of (-1)^k a_k cos(2 pi k i / N)."""
     i = np.arange(n, dtype=np.float64)
     span = n if periodic else max(n - 1, 1)
-    out = np.zeros(n)
+    samples = np.zeros(n)
     for k, a in enumerate(terms):
-        out += (-1) ** k * a * np.cos(2 * np.pi * k * i / span)
-    return out
+        samples += (-1) ** k * a * np.cos(2 * np.pi * k * i / span)
+    return samples
 
 
 _TERMS = {
@@ -177,15 +177,15 @@ def mel(call: Call) -> Value:
     first_mel, last_mel = (2595 * np.log10(1 + hertz / 700) for hertz in (low, high))
     edges = np.asarray(np.linspace(first_mel, last_mel, bands + 2, endpoint=False))
     bins = np.floor((length + 1) * 700 * (10 ** (edges / 2595) - 1) / rate).astype(int)
-    out = np.zeros((length // 2 + 1, bands))
+    bands_of_bins = np.zeros((length // 2 + 1, bands))
     for band in range(bands):
         first, centre, last = bins[band : band + 3]
         if first == centre:
-            out[centre, band] = 1
+            bands_of_bins[centre, band] = 1
         else:
-            out[first : centre + 1, band] = (np.arange(first, centre + 1) - first) / (
+            bands_of_bins[first : centre + 1, band] = (np.arange(first, centre + 1) - first) / (
                 centre - first
             )
         if last > centre:
-            out[centre:last, band] = (last - np.arange(centre, last)) / (last - centre)
-    return out.astype(element_type(call.attr("output_datatype", 1)))
+            bands_of_bins[centre:last, band] = (last - np.arange(centre, last)) / (last - centre)
+    return bands_of_bins.astype(element_type(call.attr("output_datatype", 1)))

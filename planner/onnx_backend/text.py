@@ -11,9 +11,9 @@ from planner.onnx_backend.table import Call, Refused, Value, as_array, handles
 
 
 def _texts(values: Sequence[object], shape: tuple[int, ...]) -> np.ndarray:
-    out = np.empty(len(values), object)
-    out[:] = values
-    return out.reshape(shape)
+    texts = np.empty(len(values), object)
+    texts[:] = values
+    return texts.reshape(shape)
 
 
 @handles("StringConcat")
@@ -79,8 +79,8 @@ def tf_idf(call: Call) -> Value:
             next_number += 1
     weights = np.asarray(call.attr("weights") or [1.0] * len(grams), np.float32)
     rows = x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x[None]
-    out = np.zeros((len(rows), max(places) + 1), np.float32)
-    for counts, row in zip(out, rows.tolist(), strict=True):
+    counts_of_rows = np.zeros((len(rows), max(places) + 1), np.float32)
+    for counts, row in zip(counts_of_rows, rows.tolist(), strict=True):
         for n in range(low, high + 1):
             for skip in range(skips + 1 if n > 1 else 1):
                 for k in range(len(row) - (n - 1) * (skip + 1)):
@@ -90,7 +90,13 @@ def tf_idf(call: Call) -> Value:
     mode = call.attr("mode")
     if mode not in ("TF", "IDF", "TFIDF"):
         raise Refused(f"TfIdfVectorizer mode {mode}")
-    scale = np.ones(out.shape[1], np.float32)
+    scale = np.ones(counts_of_rows.shape[1], np.float32)
     scale[list(places)] = weights
-    out = out if mode == "TF" else (out > 0) * scale if mode == "IDF" else out * scale
-    return out if x.ndim > 1 else out[0]
+    counts_of_rows = (
+        counts_of_rows
+        if mode == "TF"
+        else (counts_of_rows > 0) * scale
+        if mode == "IDF"
+        else counts_of_rows * scale
+    )
+    return counts_of_rows if x.ndim > 1 else counts_of_rows[0]

@@ -48,7 +48,7 @@ def dense(sparse: Any) -> np.ndarray:
         numpy_helper.to_array(sparse.indices),
         tuple(sparse.dims),
     )
-    out = np.zeros(shape, values.dtype)
+    array = np.zeros(shape, values.dtype)
     where = tuple(indices.T) if indices.ndim == 2 else np.unravel_index(indices, shape)
-    out[where] = values
-    return out
+    array[where] = values
+    return array

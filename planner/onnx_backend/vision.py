@@ -34,9 +34,9 @@ def _roi_align(call: Call, shift: float) -> Value:
         int(call.attr("sampling_ratio", 0)),
         call.attr("mode", "avg") == "max",
     )
-    out = np.zeros((len(regions), x.shape[1], rows, columns), np.float64)
+    pooled = np.zeros((len(regions), x.shape[1], rows, columns), np.float64)
     for cells, region, sample in zip(
-        out, regions.astype(np.float64) * scale - shift, samples.tolist(), strict=True
+        pooled, regions.astype(np.float64) * scale - shift, samples.tolist(), strict=True
     ):
         left, top, right, bottom = region
         width, height = right - left, bottom - top
@@ -52,7 +52,7 @@ def _roi_align(call: Call, shift: float) -> Value:
             np.max(parts, 0) if most else np.sum(parts, 0)
         )  # the maximum is over weighted neighbours, as ONNX defines it
         cells[:] = points.max((2, 4)) if most else points.mean((2, 4))
-    return out.astype(x.dtype)
+    return pooled.astype(x.dtype)
 
 
 def _pairs(weights: Any, pixels: Any) -> Any:

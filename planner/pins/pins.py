@@ -203,7 +203,7 @@ class Pins:
         """Per class of nodes the splits the pins leave. A glob that matches nothing, or a split
         that is not legal, is an error."""
         graph = base.graph
-        out: dict[int, tuple[Split, ...]] = {}
+        splits_of: dict[int, tuple[Split, ...]] = {}
         by: dict[int, str] = {}  # class -> the pin that decided it so far
         for glob, table in self.nodes.items():
             hits = _hits(graph, glob)
@@ -222,7 +222,7 @@ class Pins:
                 splits = self._pinned(base, i, glob, table, mesh)
                 if splits:
                     c = base.shared[i]
-                    both = tuple(s for s in out.get(c, splits) if s in splits)
+                    both = tuple(s for s in splits_of.get(c, splits) if s in splits)
                     if not both:
                         other = by[c]
                         raise PlanError(
@@ -235,7 +235,7 @@ class Pins:
                             ],
                             help=["remove one of them"],
                         )
-                    out[c], by[c] = both, glob
+                    splits_of[c], by[c] = both, glob
                     usable += 1
             if not usable:
                 node = graph.nodes[hits[0]]
@@ -245,7 +245,7 @@ class Pins:
                     detail=[f"factors {dict(base.rules[hits[0]].sizes)}, mesh {dict(mesh)}"],
                     help=_instead(table, base.rules[hits[0]], mesh),
                 )
-        return out
+        return splits_of
 
     def _pinned(
         self, base: GraphFacts, i: int, glob: str, table: Mapping[str, Any], mesh: Mapping[str, int]

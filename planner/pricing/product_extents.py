@@ -37,10 +37,10 @@ def product_of(
     local = cuts.local(rule)
 
     def size(factors: set[str]) -> np.ndarray:
-        out = np.ones(len(cuts.splits))
+        extent = np.ones(len(cuts.splits))
         for f in factors:
-            out = out * local[f]
-        return out
+            extent = extent * local[f]
+        return extent
 
     batch, columns = size(left & right & result), size((right & result) - left)
     rows = size(result - right)

@@ -99,23 +99,23 @@ def _pin_cost(report: Report) -> str:
 
 def _notes(report: Report) -> list[str]:
     """Causes, reasons and the next step, a sentence each."""
-    out = [cost_line] if (cost_line := _pin_cost(report)) else []
-    out += (
+    notes = [cost_line] if (cost_line := _pin_cost(report)) else []
+    notes += (
         [f"re-priced: not possible: {report.reasons['repriced']}"]
         if "repriced" in report.reasons
         else []
     )
     if report.cured:
-        out.append("the baseline is stale: plan again and commit the new one")
+        notes.append("the baseline is stale: plan again and commit the new one")
     elif "best" in report.reasons:
-        out.append(
+        notes.append(
             "plan with more devices or a smaller batch, and commit that, or keep the model as"
             " it was"
         )
     elif report.regressions:
-        out.append("if this is meant, plan again and commit the new baseline")
+        notes.append("if this is meant, plan again and commit the new baseline")
     if any(not x.ok for x in report.limits):
-        out.append(
+        notes.append(
             "the budget is absolute: planning again keeps it only with other options, or raise it"
             " in its file"
         )
@@ -124,8 +124,8 @@ def _notes(report: Report) -> list[str]:
         for r in report.rows
         if r.tolerance is not None
     ):
-        out.append("better than recorded past the tolerance: plan again to keep the gain")
-    return out
+        notes.append("better than recorded past the tolerance: plan again to keep the gain")
+    return notes
 
 
 def text(report: Report, width: int = 100, colour: bool = False) -> str:

@@ -32,10 +32,10 @@ def reproduce(s: Strategy) -> str:
     records, those at their defaults left out."""
     from planner.strategy.pins import pins_of
 
-    out = ["plan", quote(str(s.provenance.get("source") or s.model["name"])), *options_of(s)]
-    out += ["--for", str(launcher)] if (launcher := s.provenance.get("launcher")) else []
-    out += ["--pin", quote(short_pins(pins))] if not (pins := pins_of(s)).empty else []
-    return " ".join(out)
+    words = ["plan", quote(str(s.provenance.get("source") or s.model["name"])), *options_of(s)]
+    words += ["--for", str(launcher)] if (launcher := s.provenance.get("launcher")) else []
+    words += ["--pin", quote(short_pins(pins))] if not (pins := pins_of(s)).empty else []
+    return " ".join(words)
 
 
 def options_of(s: Strategy, *, configured: bool = False) -> list[str]:
@@ -43,10 +43,10 @@ def options_of(s: Strategy, *, configured: bool = False) -> list[str]:
     out. configured: beside a launcher's configuration, which says the batch and is not searched."""
     w, provenance, training = s.workload, s.provenance, s.workload.get("training") or {}
     routing = w.get("routing") or {}
-    out = _machine(s, DEFAULT_HARDWARE)
-    out += [] if configured else ["--batch", str(w["batch"])]
-    out += [part for k, v in w.get("dims", {}).items() for part in ("--dim", quote(f"{k}={v}"))]
-    out += [
+    options = _machine(s, DEFAULT_HARDWARE)
+    options += [] if configured else ["--batch", str(w["batch"])]
+    options += [part for k, v in w.get("dims", {}).items() for part in ("--dim", quote(f"{k}={v}"))]
+    options += [
         part
         for k, v in w.get("shapes", {}).items()
         for part in ("--shape", quote(f"{k}={','.join(map(str, v))}"))
@@ -70,20 +70,20 @@ def options_of(s: Strategy, *, configured: bool = False) -> list[str]:
             ("mode", provenance.get("mode", "auto"), "auto"),
             ("objective", provenance.get("objective", "step"), "step"),
         ]
-    out += [
+    options += [
         part
         for option, value, default in usual
         if value != default and value != ""
         for part in (f"--{option}", quote(str(value)))
     ]
-    out += ["--shift-labels"] if training.get("shift_labels") else []
-    out += [
+    options += ["--shift-labels"] if training.get("shift_labels") else []
+    options += [
         part
         for option in ("trainable", "freeze", "tie")
         for glob in training.get(option, ())
         for part in (f"--{option}", quote(str(glob)))
     ]
-    return out
+    return options
 
 
 def short_pins(pins: Pins) -> str:

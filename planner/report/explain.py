@@ -128,7 +128,7 @@ def binds(s: Strategy) -> list[str]:
         (c["bubble_time_s"] / step, "pipeline bubbles"),
         *((c.get(part, 0.0) / step, words) for part, words in OTHER_PARTS.items()),
     ]
-    out = [
+    limits = [
         f"{what} {percent(share)} of the step"
         for share, what in sorted(shares, key=lambda p: -p[0])
         if share >= 0.005
@@ -139,7 +139,7 @@ def binds(s: Strategy) -> list[str]:
         levels = dict.fromkeys(
             level for a in s.mesh if a["name"] in axes.split("+") for level in a["levels"]
         )
-        out.append(
+        limits.append(
             f"the largest collective, {kind} over {axes} ({' + '.join(levels)}),"
             f" {percent(exposed[0][1] / step)}"
         )
@@ -159,12 +159,12 @@ def binds(s: Strategy) -> list[str]:
         f"memory {f'{100 * full:.0f} %' if full >= 0.01 else 'under 1 %'} full, most of it"
         f" {largest} ({show_bytes(size)})"
     )
-    out.append(
+    limits.append(
         text
         + (f"; spent on it: {', '.join(spent)}" if spent else "")
         + ("" if full >= NEAR_FULL or spent else ": does not bind")
     )
-    return out
+    return limits
 
 
 def _binds(s: Strategy, width: int, style: Style) -> list[str]:
@@ -185,10 +185,10 @@ def by_operator(s: Strategy) -> list[tuple[str, int, float]]:
 def _costly(s: Strategy, width: int, style: Style) -> list[str]:
     rows = by_operator(s)
     total = sum(t for _, _, t in rows) or 1.0
-    out = [["kernels of", "nodes", "a step", "share"]]
-    out += [[op, f"{n:,}", show_time(t), percent(t / total)] for op, n, t in rows[:SHOWN]]
+    table_rows = [["kernels of", "nodes", "a step", "share"]]
+    table_rows += [[op, f"{n:,}", show_time(t), percent(t / total)] for op, n, t in rows[:SHOWN]]
     if len(rows) > SHOWN:
-        out.append(
+        table_rows.append(
             [
                 f"{len(rows) - SHOWN} more",
                 f"{sum(n for _, n, _ in rows[SHOWN:]):,}",
@@ -196,7 +196,7 @@ def _costly(s: Strategy, width: int, style: Style) -> list[str]:
                 percent(sum(t for *_, t in rows[SHOWN:]) / total),
             ]
         )
-    return table(out, right=(1, 2, 3))
+    return table(table_rows, right=(1, 2, 3))
 
 
 def brief(split: Mapping[str, Sequence[str]]) -> str:
@@ -218,17 +218,17 @@ def _calls(s: Strategy, width: int, style: Style) -> list[str]:
     faster, rows = [r for r in rows if r[0] < 0], [r for r in rows if r[0] >= 0]
     lines: list[str] = []
     if rows:
-        out = [["split", "runner-up", "costs"]]
-        out += [
+        splits = [["split", "runner-up", "costs"]]
+        splits += [
             [brief(row["split"]), brief(row["runner_up"]["split"]), signed_time(extra)]
             for extra, _, row in rows[:5]
         ]
         room = max(
-            20, width - sum(max(len(row[i]) for row in out) + len(GAP) for i in range(3))
+            20, width - sum(max(len(row[i]) for row in splits) + len(GAP) for i in range(3))
         )  # splits are facts and stay whole
         names = ["closest calls", *(short(name, room) for _, name, _ in rows[:5])]
         lines = table(
-            [[name, *row] for name, row in zip(names, out, strict=True)], right=(3,), gap=GAP
+            [[name, *row] for name, row in zip(names, splits, strict=True)], right=(3,), gap=GAP
         )
     if faster:
         extra, name, row = faster[0]
@@ -272,14 +272,14 @@ def difference(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
         key=lambda d: -abs(d[0]),
     )
     step = own["step_time_s"] or 1.0
-    out = [f"{signed_time(d)} {name}" for d, name in deltas if abs(d) / step >= 0.001]
+    listed = [f"{signed_time(d)} {name}" for d, name in deltas if abs(d) / step >= 0.001]
     recompute = other["recompute_time_s"] - own["recompute_time_s"]
     if abs(recompute) / step >= 0.001:
-        out.append(f"(recompute {signed_time(recompute)} of the compute)")
+        listed.append(f"(recompute {signed_time(recompute)} of the compute)")
     memory = other["memory_per_device_bytes"] - own["memory_per_device_bytes"]
     if memory:
-        out.append(f"memory {'-' if memory < 0 else '+'}{show_bytes(abs(memory))}")
-    return out or ["the same step and memory"]
+        listed.append(f"memory {'-' if memory < 0 else '+'}{show_bytes(abs(memory))}")
+    return listed or ["the same step and memory"]
 
 
 def _others(s: Strategy, width: int, style: Style) -> list[str]:
@@ -302,10 +302,10 @@ def _others(s: Strategy, width: int, style: Style) -> list[str]:
 def _recorded(s: Strategy, row: Mapping[str, Any], width: int, style: Style) -> list[str]:
     """Results and kernels of a node, as far as the file knows them without details."""
     lines: list[str] = []
-    for out in row["outputs"]:
-        t = s.tensors.get(out)
+    for name in row["outputs"]:
+        t = s.tensors.get(name)
         if t:
-            side = _side({"tensor": out, "dims": [str(n) for n in t["shape"]], **t}, width)
+            side = _side({"tensor": name, "dims": [str(n) for n in t["shape"]], **t}, width)
             lines += labelled("result", [side], width, style)
     if "time_s" in row:
         step_s = row["time_s"] * s.techniques["microbatches"]

@@ -39,7 +39,7 @@ def why_stages(s: Strategy) -> list[str]:
     seconds = c["exposed_s_by_collective"].get(f"collective-permute {STAGE}", 0.0)
     share = percent(c["bubble_time_s"] / step)
     among = f" in {ticks(s)} ticks: {n - 1} are a bubble" if lockstep(s) else ": bubbles"
-    out = [
+    phrases = [
         *([f"cut before {', '.join(cuts)}"] if cuts else []),
         f"each holds {count(largest)} of {count(whole)} parameters",
         (
@@ -56,17 +56,17 @@ def why_stages(s: Strategy) -> list[str]:
     fitting = sorted((x for x in others if x[2]["fit"] != "no"), key=lambda x: x[:2])
     if fitting:
         seconds, key, row = fitting[0]
-        out.append(
+        phrases.append(
             f"the fastest baseline without stages that fits, {baseline_name(key, row)}, takes"
             f" {show_time(seconds)} ({100 * (seconds / step - 1):+.1f} %)"
         )
     elif others:
         least = min(row["memory_per_device_bytes"] for *_, row in others)
-        out.append(
+        phrases.append(
             f"no baseline without stages fits: the smallest takes {show_bytes(least)} of"
             f" {show_bytes(c['memory_limit_bytes'])}"
         )
-    return out
+    return phrases
 
 
 def on_stages(s: Strategy, name: str) -> str:

@@ -46,47 +46,47 @@ def unsupported(strategy: Strategy) -> list[tuple[str, int, float]]:
 
 def findings(strategy: Strategy) -> list[Finding]:
     """What a reader should not miss, a sentence each, the gravest first."""
-    out = [Finding(str(row["kind"]), str(row["text"])) for row in strategy.findings]
-    out += _work_findings(strategy)
-    out += _memory_findings(strategy)
-    out += _operator_findings(strategy)
-    out += table_findings(strategy)
+    listed = [Finding(str(row["kind"]), str(row["text"])) for row in strategy.findings]
+    listed += _work_findings(strategy)
+    listed += _memory_findings(strategy)
+    listed += _operator_findings(strategy)
+    listed += table_findings(strategy)
     padded = [name for name, row in strategy.tensors.items() if row.get("padded")]
     if padded:
         text = (
             f"{len(padded)} tensor{'s' if len(padded) > 1 else ''} padded to a multiple of"
             f" {'their' if len(padded) > 1 else 'its'} axes, first {short(padded[0], 40)}"
         )
-        out.append(Finding("padding", text))
-    return list(ordered(out))
+        listed.append(Finding("padding", text))
+    return list(ordered(listed))
 
 
 def _work_findings(strategy: Strategy) -> list[Finding]:
     """That devices do the same arithmetic, where they do."""
-    c, out = strategy.costs, list[Finding]()
+    c, listed = strategy.costs, list[Finding]()
     if c["distinct_work"] < DISTINCT:
         rest = ["done twice", "on padding"]
         if lockstep(strategy):
             rest.append("on no microbatch (bubbles)")
         if experts_cut(strategy):
             rest.append("what the device of the busiest experts has beyond the mean")
-        out.append(
+        listed.append(
             Finding(
                 "devices",
                 f"devices doing distinct work: {percent(c['distinct_work'])}: the rest of the"
                 f" arithmetic is {', '.join(rest[:-1])} or {rest[-1]}",
             )
         )
-    return out
+    return listed
 
 
 def _memory_findings(strategy: Strategy) -> list[Finding]:
     """That memory is tight, or does not suffice."""
-    c, out = strategy.costs, list[Finding]()
+    c, listed = strategy.costs, list[Finding]()
     low, high = c["memory_range_bytes"]
     if c["fit"] == "tight":
         over = show_bytes(high - c["memory_limit_bytes"])
-        out.append(
+        listed.append(
             Finding(
                 "memory",
                 f"memory is tight: its range ends {over} above what is usable; {_safe(strategy)};"
@@ -99,16 +99,18 @@ def _memory_findings(strategy: Strategy) -> list[Finding]:
             if low <= c["memory_limit_bytes"]
             else ""
         )
-        out.append(Finding("memory", "this plan does not fit in the memory of a device" + perhaps))
-    return out
+        listed.append(
+            Finding("memory", "this plan does not fit in the memory of a device" + perhaps)
+        )
+    return listed
 
 
 def _operator_findings(strategy: Strategy) -> list[Finding]:
     """Precision that no program is emitted in, and operators without a rule."""
-    c, out = strategy.costs, list[Finding]()
+    c, listed = strategy.costs, list[Finding]()
     recipe = load_recipe(str(strategy.workload["precision"]))
     if not recipe.emitted and str(strategy.workload["runtime"]).startswith("jax"):
-        out.append(
+        listed.append(
             Finding(
                 "operators",
                 f"{recipe.name} is priced, not emitted: plan emit writes no program of this plan;"
@@ -122,17 +124,17 @@ def _operator_findings(strategy: Strategy) -> list[Finding]:
                 f"{device.name} has no units for products in {recipe.name}: they take as long as in"
                 f" {recipe.between}, and conversions come on top; --precision bf16-mixed is faster"
             )
-            out.append(Finding("operators", text))
+            listed.append(Finding("operators", text))
     for reason, n, seconds in unsupported(strategy):
         share = f", {percent(seconds / c['step_time_s'])} of the step" if c["step_time_s"] else ""
-        out.append(
+        listed.append(
             Finding(
                 "operators",
                 f"{n} node{'s' if n > 1 else ''} whole on every device ({reason}):"
                 f" {show_time(seconds)}{share}",
             )
         )
-    return out
+    return listed
 
 
 def _safe(strategy: Strategy) -> str:
@@ -155,10 +157,10 @@ def _safe(strategy: Strategy) -> str:
 def table_findings(strategy: Strategy) -> list[Finding]:
     """What host memory the hosted tables take, or whether hosting them would pay."""
     c = strategy.costs
-    out: list[Finding] = []
+    listed: list[Finding] = []
     if c.get("host_memory_bytes"):
         n = len(strategy.techniques["hosted"])
-        out.append(
+        listed.append(
             Finding(
                 "tables",
                 f"{n} table{'s' if n > 1 else ''} with their optimizer state take"
@@ -181,10 +183,10 @@ def table_findings(strategy: Strategy) -> list[Finding]:
                 f"{show_bytes(row['memory_per_device_bytes'])} a device instead of"
                 f" {show_bytes(c['memory_per_device_bytes'])}"
             )
-            out.append(
+            listed.append(
                 Finding("tables", f"{name} would be {faster if ratio > 1 else slower}; {sizes}")
             )
-    return out
+    return listed
 
 
 def finding_lines(strategy: Strategy, width: int, style: Style) -> list[str]:

@@ -94,15 +94,15 @@ def extent_names(strategy: Strategy) -> dict[int, str]:
             votes[n] = votes.get(n, 0) + g.count
             if g.count > 1:
                 wide[n] = wide.get(n, 0) + g.elements
-    out: dict[int, str] = {}
+    letter_of: dict[int, str] = {}
     shared = min((n for n in votes if n > 1), key=lambda n: (-votes[n], n), default=None)
     if shared is not None and votes[shared] > 1:
-        out[shared] = "d"
+        letter_of[shared] = "d"
     hidden = min(
-        (n for n in wide if n > 1 and n not in out), key=lambda n: (-wide[n], n), default=None
+        (n for n in wide if n > 1 and n not in letter_of), key=lambda n: (-wide[n], n), default=None
     )
     if hidden is not None:
-        out[hidden] = "f"
+        letter_of[hidden] = "f"
     rows = max(
         (
             g.shape[0]
@@ -113,19 +113,19 @@ def extent_names(strategy: Strategy) -> dict[int, str]:
     )
     if (
         rows is not None
-        and rows not in out
+        and rows not in letter_of
         and any(r["op"] == "Gather" for r in strategy.nodes.values())
     ):
-        out[rows] = "v"
-    return out
+        letter_of[rows] = "v"
+    return letter_of
 
 
 def residual(strategy: Strategy, names: Mapping[int, str]) -> str:
     """`x[b/data, s, d]` of what one repeated block hands to the next; "" without blocks."""
     for block in strategy.blocks:
         last = strategy.nodes.get(block["body"][-1]) if block["body"] else None
-        for out in last["outputs"] if last else ():
-            row = strategy.tensors.get(out)
+        for name in last["outputs"] if last else ():
+            row = strategy.tensors.get(name)
             if row and row["shape"]:
                 return "x" + _activation(row, strategy, names)
     return ""

@@ -25,11 +25,11 @@ def parameter_table(graph: Graph, width: int, colour: bool) -> str:
         groups.setdefault(
             (pattern, t.shape, t.dtype, name in graph.trainable, feeds(graph, name)), []
         ).append(name)
-    out = [["parameter", "", "shape", "type", "elements", "trains", "feeds"]]
+    table_rows = [["parameter", "", "shape", "type", "elements", "trains", "feeds"]]
     for (pattern, shape, dtype, trains, slot), names in groups.items():
         label = pattern if len(names) > 1 else graph.labels.get(names[0], names[0])
         elements = sum(graph.tensors[n].elements for n in names)
-        out.append(
+        table_rows.append(
             [
                 label,
                 f"x{len(names)}" if len(names) > 1 else "",
@@ -48,7 +48,13 @@ def parameter_table(graph: Graph, width: int, colour: bool) -> str:
     )
     notes = [line for note in graph.notes for line in hang("", f"note: {note}", width)]
     return "\n".join(
-        [*hang("", head, width), "", *fitted(out, width, (1, 4)), *([""] if notes else []), *notes]
+        [
+            *hang("", head, width),
+            "",
+            *fitted(table_rows, width, (1, 4)),
+            *([""] if notes else []),
+            *notes,
+        ]
     )
 
 

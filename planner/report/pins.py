@@ -21,10 +21,13 @@ def pin_prices(
 ) -> str:
     """A table: each pin, what a step takes without it, what the pin costs, and the plan there would
     be."""
-    style, out = Style(colour), [["without the pin", "step", "it costs", "memory", "the plan then"]]
+    style, table_rows = (
+        Style(colour),
+        [["without the pin", "step", "it costs", "memory", "the plan then"]],
+    )
     for row in rows:
         if row.without is None:
-            out.append([row.pin, "-", "", "", row.refused])
+            table_rows.append([row.pin, "-", "", "", row.refused])
             continue
         c = row.without.costs
         matters = row.binds or row.pays
@@ -34,7 +37,7 @@ def pin_prices(
             if matters
             else "as it is, or no faster"
         )
-        out.append(
+        table_rows.append(
             [
                 row.pin,
                 show_time(c["step_time_s"]),
@@ -56,7 +59,7 @@ def pin_prices(
     return "\n".join(
         [
             *(style.bold(line) for line in hang("", head, width)),
-            *fitted(out, width, (1, 2, 3)),
+            *fitted(table_rows, width, (1, 2, 3)),
             *(style.dim(line) for line in hang("", note, width)),
         ]
     )

@@ -166,7 +166,7 @@ def _verdict(strategy: Strategy, width: int, style: Style) -> list[str]:
 def techniques(strategy: Strategy) -> list[str]:
     """The techniques in words, those that are on."""
     t = strategy.techniques
-    out = [words] if (words := stages_words(strategy)) else []
+    listed = [words] if (words := stages_words(strategy)) else []
     if t["zero_stage"]:
         what = {
             1: "optimizer state",
@@ -191,21 +191,23 @@ def techniques(strategy: Strategy) -> list[str]:
             else "no gradient is summed over it that it could cut: no effect"
         )
         over = f" over {'+'.join(t['zero_group'])}" if t["zero_group"] else ""
-        out.append(
+        listed.append(
             f"ZeRO-{t['zero_stage']}{over}"
             f" ({effect if over else 'every axis is one of stages: no effect'})"
         )
     elif strategy.workload["kind"] == "train":
-        out.append("no ZeRO (every replica keeps its optimizer state)")
+        listed.append("no ZeRO (every replica keeps its optimizer state)")
     if t["recompute"] != "none":
-        out.append(recompute_text(strategy))
+        listed.append(recompute_text(strategy))
     chosen = strategy.chosen
-    out += phrases(chosen, ("offload", "blocks", "exchanges", "bucket"))
+    listed += phrases(chosen, ("offload", "blocks", "exchanges", "bucket"))
     overlapped = chosen.overlapped_microbatches
     copies = f", {overlapped} overlapped" if overlapped > 1 else ""
     if strategy.workload["kind"] == "train":
-        out.append(f"{t['microbatches']} microbatch{'es' if t['microbatches'] > 1 else ''}{copies}")
-    return out or ["one forward pass"]
+        listed.append(
+            f"{t['microbatches']} microbatch{'es' if t['microbatches'] > 1 else ''}{copies}"
+        )
+    return listed or ["one forward pass"]
 
 
 def recompute_text(strategy: Strategy) -> str:

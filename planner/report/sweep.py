@@ -244,11 +244,11 @@ def _run_table(
     rows: Sequence[Row], runs: Sequence[TrainingRun | None], shown: Sequence[str]
 ) -> list[list[str]]:
     names = {k: column for k, column in _names(rows).items() if k in shown}
-    out = [[*names, "days", "device-hours", "USD/h", "USD", "MWh"]]
+    table_rows = [[*names, "days", "device-hours", "USD/h", "USD", "MWh"]]
     for i, run in enumerate(runs):
         if run is not None:
             cost = ["-", "-"] if run.usd is None else [f"{run.usd_per_h:.2f}", amount(run.usd)]
-            out.append(
+            table_rows.append(
                 [
                     *(column[i] for column in names.values()),
                     days(run.days),
@@ -257,7 +257,7 @@ def _run_table(
                     "-" if run.kwh is None else f"{run.kwh / 1000:,.3g}",
                 ]
             )
-    return out
+    return table_rows
 
 
 def days(n: float) -> str:
@@ -303,13 +303,13 @@ def _priced(rows: Sequence[Row], runs: Sequence[TrainingRun | None]) -> str:
 def answers(rows: Sequence[Row], runs: Sequence[TrainingRun | None], asked: Asked) -> list[str]:
     """Sentences: the row asked for, where it stops fitting and what would help, the fewest
     devices."""
-    out = [_answer(rows, runs, asked)] if asked.question else []
+    sentences = [_answer(rows, runs, asked)] if asked.question else []
     tried = {(r.point.hardware, r.point.dims) for r in rows if r.too_large}
     least = [f"{n} x {_where(*key)}" for key, n in fewest(rows).items() if key in tried]
-    out += [f"fewest that fit: {', '.join(least)}"] if least else []
+    sentences += [f"fewest that fit: {', '.join(least)}"] if least else []
     large = first_too_large(rows)
     if large is not None:
-        out.append(f"first that no longer fits: {_count(large)}{_sizes(large)}")
+        sentences.append(f"first that no longer fits: {_count(large)}{_sizes(large)}")
     for r in rows:
         would = (
             [h for h in r.error.help if "re-priced" in h]
@@ -317,8 +317,8 @@ def answers(rows: Sequence[Row], runs: Sequence[TrainingRun | None], asked: Aske
             else []
         )
         if would:
-            out.append(f"what would make {_count(r)}{_sizes(r)} fit: {'; '.join(would)}")
-    return out
+            sentences.append(f"what would make {_count(r)}{_sizes(r)} fit: {'; '.join(would)}")
+    return sentences
 
 
 def _sizes(row: Row) -> str:
@@ -396,7 +396,7 @@ def _row(row: Row, run: TrainingRun | None) -> dict[str, Any]:
         if isinstance(p.batch, int)
         else None
     )
-    out: dict[str, Any] = {
+    record: dict[str, Any] = {
         "hardware": p.hardware,
         "devices": row.devices,
         "dims": dict(p.dims),
@@ -406,7 +406,7 @@ def _row(row: Row, run: TrainingRun | None) -> dict[str, Any]:
     if row.strategy is None:
         assert row.error is not None
         return {
-            **out,
+            **record,
             "error": {"code": row.error.code, "what": row.error.what, "help": list(row.error.help)},
             "fit": "no",
         }
@@ -422,7 +422,7 @@ def _row(row: Row, run: TrainingRun | None) -> dict[str, Any]:
         "fit",
     )
     return {
-        **out,
+        **record,
         **{k: c[k] for k in figures},
         "mesh": dict(row.strategy.mesh_shape),
         "techniques": dict(row.strategy.techniques),

@@ -34,8 +34,8 @@ def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: b
     there is none."""
     style = Style(colour)
     plans = [(name, s) for name, s in rows if not isinstance(s, str)]
-    out = [["", "step", "relative", "memory", "fits", "MFU", "gap", "search", "how"]]
-    out += _solver_rows(rows, style)
+    table_rows = [["", "step", "relative", "memory", "fits", "MFU", "gap", "search", "how"]]
+    table_rows += _solver_rows(rows, style)
     lines: list[str] = []
     among = unpinned = tie = ""
     if plans:
@@ -43,16 +43,16 @@ def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: b
         head = f"{title(s)} on {machine(s)}, {s.workload['kind']}, batch {s.workload['batch']:,}"
         lines.append(style.bold(head))
         best = min((p.costs for _, p in plans), key=lambda c: c["step_time_s"])
-        out += _baseline_rows(s, best, style)
+        table_rows += _baseline_rows(s, best, style)
         among, unpinned = of_plans(s), unheld(s, best)
         tie = MARK_NOTE if any(mark(best, row) for row in s.baselines.values()) else ""
     drop = (5, 7) if width < WIDE else ()  # MFU and search time
-    out = [[c for i, c in enumerate(row) if i not in drop] for row in out]
+    table_rows = [[c for i, c in enumerate(row) if i not in drop] for row in table_rows]
     note = (
         f"gap: how far above what is proven of the meshes tried{among}; relative: to the best"
         f" solver{tie}; baselines are tuned too{unpinned}"
     )
-    shown = roomy(out, width, (1, 2, 3, 5) if drop else (1, 2, 3, 5, 6, 7))
+    shown = roomy(table_rows, width, (1, 2, 3, 5) if drop else (1, 2, 3, 5, 6, 7))
     return "\n".join([*lines, *shown, *(style.dim(line) for line in hang("", note, width))])
 
 
@@ -60,11 +60,11 @@ def _solver_rows(rows: Sequence[tuple[str, Strategy | str]], style: Style) -> li
     """A row per solver; a plan that an earlier solver found too is named instead of repeated."""
     plans = [(name, s) for name, s in rows if not isinstance(s, str)]
     best_s = min((s.costs["step_time_s"] for _, s in plans), default=0.0)
-    out: list[list[str]] = []
+    table_rows: list[list[str]] = []
     shown: list[tuple[str, Strategy]] = []
     for name, s in rows:
         if isinstance(s, str):
-            out.append([name, "-", "", "", style.bad("no"), "", "", "", s])
+            table_rows.append([name, "-", "", "", style.bad("no"), "", "", "", s])
             continue
         gap, seconds = s.solver.get("gap"), s.provenance.get("search_s")
         same = next((other for other, p in shown if p.decisions() == s.decisions()), "")
@@ -76,19 +76,19 @@ def _solver_rows(rows: Sequence[tuple[str, Strategy | str]], style: Style) -> li
             "" if gap is None else f"{100 * gap:.1f} %",
             "" if seconds is None else show_time(seconds),
         ]
-        out.append([style.bold(name), *_cost(s.costs, best_s, style), *proven, how])
-    return out
+        table_rows.append([style.bold(name), *_cost(s.costs, best_s, style), *proven, how])
+    return table_rows
 
 
 def _baseline_rows(s: Strategy, best: Mapping[str, Any], style: Style) -> list[list[str]]:
     """A row per baseline, those that fit first; best: costs of the best plan."""
-    out = []
+    table_rows = []
     for key, row in ranked(s):
         parts = (mesh_words(row["mesh"]), tuned_words(row), mark(best, row))
         how = ", ".join(text for text in parts if text)
         cost = _cost(row, best["step_time_s"], style)
-        out.append([baseline_name(key, row), *cost, "", "", how])
-    return out
+        table_rows.append([baseline_name(key, row), *cost, "", "", how])
+    return table_rows
 
 
 def technique_phrases(t: Mapping[str, Any]) -> list[str]:
@@ -173,7 +173,7 @@ def coverage(base: GraphFacts, width: int, colour: bool) -> str:
                 [op, f"{len(nodes):,}", percent(work / total) if work and total else "", what],
             )
         )
-    out = [
+    table_rows = [
         ["operator", "nodes", "FLOPs", "rule (k! stays whole)"],
         *(row for _, _, row in sorted(rows, key=lambda r: (r[0], r[1], r[2][0]))),
     ]
@@ -193,7 +193,7 @@ def coverage(base: GraphFacts, width: int, colour: bool) -> str:
         [
             *hang("", head, width),
             "",
-            *fitted(out, width, (1, 2)),
+            *fitted(table_rows, width, (1, 2)),
             "",
             (style.warn if bad else style.good)(verdict),
         ]

@@ -86,10 +86,10 @@ def ticks(p: Pipeline, stage: int) -> Iterator[Tick]:
 
 def stretches(p: Pipeline, stage: int) -> tuple[Stretch, ...]:
     """The ticks of one stage, equal neighbours together."""
-    out = []
+    equal_ticks = []
     for _, same in groupby(
         ticks(p, stage), key=lambda t: (t.chunks, *((name, m == BUBBLE) for name, m in t.passes))
     ):
         run = list(same)
-        out.append(Stretch(run[0], run[-1], len(run)))
-    return tuple(out)
+        equal_ticks.append(Stretch(run[0], run[-1], len(run)))
+    return tuple(equal_ticks)

@@ -124,11 +124,11 @@ def _exposed_collectives(p: Priced) -> dict[tuple[str, int], list[tuple[Collecti
             first_seen.setdefault(graph.labels.get(t, t), i)
         first_seen[node.id] = i
     uses = census(p.flow, p.runs, p.pricer.itemsize)
-    out: dict[tuple[str, int], list[tuple[CollectiveUse, float]]] = {}
+    drawn: dict[tuple[str, int], list[tuple[CollectiveUse, float]]] = {}
     for use, seconds, hidden in sent_s(p.base, p.flow, p.runs, uses, p.pricer):
         key = (use.phase, first_seen.get(use.what, 0))
-        out.setdefault(key, []).append((use, seconds - hidden))
-    return out
+        drawn.setdefault(key, []).append((use, seconds - hidden))
+    return drawn
 
 
 def _stages(d: Detail) -> Iterator[Track]:

@@ -221,11 +221,11 @@ def with_constants(proto: Any, values: Sequence[tuple[str, Any]]) -> Any:
     """The model with these inputs held fixed (name, array)."""
     from onnx import ModelProto, numpy_helper
 
-    out = ModelProto()
-    out.CopyFrom(proto)
+    model = ModelProto()
+    model.CopyFrom(proto)
     names = {n for n, _ in values}
-    kept = [i for i in out.graph.input if i.name not in names]
-    del out.graph.input[:]
-    out.graph.input.extend(kept)
-    out.graph.initializer.extend(numpy_helper.from_array(value, n) for n, value in values)
-    return out
+    kept = [i for i in model.graph.input if i.name not in names]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    model.graph.initializer.extend(numpy_helper.from_array(value, n) for n, value in values)
+    return model

@@ -74,7 +74,7 @@ def quantized(
             inputs = (*operands, *of_stacks)
             nodes.append(replace(node, inputs=inputs, attrs={**node.attrs, KEPT_FLOAT8: AS_IS}))
         else:
-            (out,) = node.outputs
+            (result,) = node.outputs
             attrs = dict(node.attrs)
             if how == "fp8":
                 around = not attrs.get("trans_b")
@@ -83,9 +83,9 @@ def quantized(
                     t = tensors[node.inputs[1]]
                     tensors[t.name] = replace(t, shape=t.shape[::-1])
             node = replace(node, attrs=attrs)
-            scale, before = keep(node.inputs[1], _over(node, 1)), f"{out}/unscaled"
-            tensors[before] = replace(tensors[out], name=before, role="activation")
-            scaled = (before, scale), (out,), {OF_PRODUCT: 1}
+            scale, before = keep(node.inputs[1], _over(node, 1)), f"{result}/unscaled"
+            tensors[before] = replace(tensors[result], name=before, role="activation")
+            scaled = (before, scale), (result,), {OF_PRODUCT: 1}
             nodes += [
                 replace(node, outputs=(before,)),
                 Node(f"{node.id}/scale", "Mul", *scaled, scope=node.scope),

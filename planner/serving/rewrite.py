@@ -111,7 +111,7 @@ def step_graph(graph: Graph, form: Form, windows: Mapping[str, Sight]) -> Graph:
     step = _Step(graph, form, windows)
     for node in graph.nodes:
         step.take(node)
-    out, tensors, kept, joined = step.nodes, step.tensors, step.kept, step.joined
+    nodes_so_far, tensors, kept, joined = step.nodes, step.tensors, step.kept, step.joined
     for past in form.pasts:
         b, heads, length, width = tensors[past].shape
         seen = kept.get(past)
@@ -121,7 +121,7 @@ def step_graph(graph: Graph, form: Form, windows: Mapping[str, Sight]) -> Graph:
         tensors[past] = replace(tensors[past], role="weight")
     new = [joined[present][1] for present in form.presents]
     outputs = (form.logits, *new, *form.handed[len(new) :])
-    nodes = _read_by(out, outputs)
+    nodes = _read_by(nodes_so_far, outputs)
     for node in nodes:
         if used := [n for n in node.inputs if n in joined]:
             raise _other(graph, used[0], node)
@@ -230,7 +230,7 @@ def window_input(form: Form, seen: Sight) -> str:
 
 
 def _slots_seen(
-    name: str, window: int, out: list[Node], tensors: dict[str, Tensor], mask: Tensor
+    name: str, window: int, nodes: list[Node], tensors: dict[str, Tensor], mask: Tensor
 ) -> str:
     """The mask of attention to a cache of so many tokens, of an input that says it as `mask` does
     [batch, window]."""
@@ -239,8 +239,8 @@ def _slots_seen(
     tensors[name] = replace(mask, name=name, shape=(batch, window))
     tensors[cast] = Tensor(cast, (batch, window), "bool")
     tensors[spread] = Tensor(spread, (batch, 1, 1, window), "bool")
-    out.append(Node(cast, "Cast", (name,), (cast,), {"to": "bool"}))
-    out.append(Node(spread, "Reshape", (cast,), (spread,), {}))
+    nodes.append(Node(cast, "Cast", (name,), (cast,), {"to": "bool"}))
+    nodes.append(Node(spread, "Reshape", (cast,), (spread,), {}))
     return spread
 
 
@@ -277,14 +277,14 @@ def _other(graph: Graph, present: str, node: Node | None) -> PlanError:
     )
 
 
-def _before_last(mask: str, out: list[Node], tensors: dict[str, Tensor], past: str) -> str:
+def _before_last(mask: str, nodes: list[Node], tensors: dict[str, Tensor], past: str) -> str:
     """The columns of a mask that are the cache's."""
     t, length = tensors[mask], tensors[past].shape[2]
     name, axis = f"{mask}/cache", len(t.shape) - 1
     if t.shape[-1] == 1:
         return mask
     tensors[name] = replace(t, name=name, shape=(*t.shape[:-1], length), role="activation")
-    out.append(
+    nodes.append(
         Node(
             name,
             "Slice",

@@ -25,21 +25,21 @@ def _axis_choices(space: Space) -> tuple[np.ndarray, ...]:
     what `recursive` decides level by level."""
     axes = tuple(space.pricer.sizes)
     alike: dict[tuple, np.ndarray] = {}  # nodes of one kind share their splits
-    out = []
+    choices = []
     for v in space.variables:
         if v.kind == "op":
             factors = (*space.base.rules[v.node].choices, "+")
             key = id(v.splits), factors
             if key not in alike:
                 alike[key] = _cuts(v.splits, {f: k for k, f in enumerate(factors)}, axes)
-            out.append(alike[key])
+            choices.append(alike[key])
         else:
-            out.append(
+            choices.append(
                 np.array(
                     [_states(hub, branch, axes) for hub, branch in v.layouts], np.int64
                 ).reshape(len(v.layouts), len(axes))
             )
-    return tuple(out)
+    return tuple(choices)
 
 
 def _cuts(splits: Sequence[Split], number: Mapping[str, int], axes: tuple[str, ...]) -> np.ndarray:

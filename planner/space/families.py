@@ -30,7 +30,7 @@ def batch_only(
     it)."""
     sizes = dict(mesh)
     used = [a for a in (tuple(sizes) if axes is None else axes) if sizes[a] > 1]
-    out: Allowed = {}
+    allowed: Allowed = {}
     factors = base.batch_factors
     for i in base.times:
         rule, split = base.rules[i], Split()
@@ -39,8 +39,8 @@ def batch_only(
             if legal(rule, trial, sizes, Limits()):
                 split = trial
                 break
-        out[i] = (split,)
-    return out
+        allowed[i] = (split,)
+    return allowed
 
 
 def as_named(
@@ -60,7 +60,7 @@ def as_named(
     are some; the latter lets it cut positions between products. A pin of a node goes before a name:
     of the splits it leaves, a name keeps those that follow it, or all where none does.
     """
-    sizes, out = dict(mesh.shape), dict(pinned)
+    sizes, allowed = dict(mesh.shape), dict(pinned)
     claims = {
         a: claim
         for a in sizes
@@ -69,10 +69,10 @@ def as_named(
         and (claim := role_named(a) or (REPLICATED if a.startswith(REPLICATED) else ""))
     }
     if not claims:
-        return out
+        return allowed
     offered = dict[int, tuple[Split, ...]]()  # by kind
     for i in pinned:
-        out[i] = _following(base, i, pinned[i], claims, tensor, fixed=True)
+        allowed[i] = _following(base, i, pinned[i], claims, tensor, fixed=True)
     claimed = tuple(claims.items()), tensor
     for alike in _alike(base):
         i, *_ = alike.nodes
@@ -83,26 +83,26 @@ def as_named(
         if key not in _FOLLOWING:
             _FOLLOWING[key] = splits, _following(base, i, splits, claims, tensor)
         following = _FOLLOWING[key][1]
-        out |= {i: following for i in alike.nodes if i not in pinned}
-    return out
+        allowed |= {i: following for i in alike.nodes if i not in pinned}
+    return allowed
 
 
 def exchanging(base: GraphFacts, mesh: Mesh, allowed: Allowed, limits: Limits) -> Allowed:
     """Of the splits that are left those under which experts' rows travel. Raises PlanError P025
     where there are none."""
-    sizes, out = dict(mesh.shape), dict(allowed)
+    sizes, exchanged = dict(mesh.shape), dict(allowed)
     experts = [i for i in base.times if base.graph.nodes[i].op == ROUTED_EXPERTS]
     for i in experts:
         among = allowed.get(i) or base.reachable(i, candidates(base.rules[i], sizes, limits))
-        out[i] = tuple(s for s in among if exchanges(base.rules[i], s))
-    if not experts or not all(out[i] for i in experts):
+        exchanged[i] = tuple(s for s in among if exchanges(base.rules[i], s))
+    if not experts or not all(exchanged[i] for i in experts):
         where = " x ".join(f"{a} {n}" for a, n in sizes.items())
         raise PlanError(
             "P025",
             f"pin exchanges = beside: no rows of routed experts travel on the mesh {where}",
             help=["expert=N spreads routed experts over N devices", "exchanges=waiting"],
         )
-    return out
+    return exchanged
 
 
 _FOLLOWING: dict[tuple[object, ...], tuple[tuple[Split, ...], tuple[Split, ...]]] = {}
@@ -222,7 +222,7 @@ def megatron_only(base: GraphFacts, mesh: Mesh) -> Allowed:
     sizes = dict(mesh.shape)
     data = batch_only(base, mesh.shape, tuple(a for a in sizes if a == "data"))
     factors = base.batch_factors
-    out: Allowed = {}
+    allowed: Allowed = {}
     for i, (fixed,) in data.items():
         rule = base.rules[i]
         kept = []
@@ -241,8 +241,8 @@ def megatron_only(base: GraphFacts, mesh: Mesh) -> Allowed:
             joined = Split.of(both)
             if legal(rule, joined, sizes, Limits()):
                 kept.append(joined)
-        out[i] = tuple(kept) or (fixed,)
-    return out
+        allowed[i] = tuple(kept) or (fixed,)
+    return allowed
 
 
 def no_split(base: GraphFacts) -> Allowed:

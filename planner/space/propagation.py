@@ -31,11 +31,11 @@ def by_hand(base: GraphFacts, mesh: Mesh, pinned: Allowed, named: Allowed) -> Al
     operators that read a parameter no pin speaks of use data axes alone."""
     weights = set(base.graph.weights)
     data = {a for a, _ in mesh.shape if role_named(a) == "data"}
-    out = dict(named)
+    allowed = dict(named)
     for c in base.times:
         if c not in pinned and weights.intersection(base.graph.nodes[c].inputs):
-            out[c] = tuple(s for s in named[c] if s.used <= data) or (Split(),)
-    return out
+            allowed[c] = tuple(s for s in named[c] if s.used <= data) or (Split(),)
+    return allowed
 
 
 def propagated(base: GraphFacts, mesh: Mesh, pinned: Allowed) -> Allowed:

@@ -182,7 +182,7 @@ def _model(a: Strategy, b: Strategy) -> list[Change]:
     less often, nodes that came and went."""
     if a.model["sha256"] == b.model["sha256"]:
         return []
-    out = [
+    changes = [
         Change("model", k, f"{a.model[k]:,}", f"{b.model[k]:,}")
         for k in ("nodes", "parameters")
         if a.model[k] != b.model[k]
@@ -193,7 +193,7 @@ def _model(a: Strategy, b: Strategy) -> list[Change]:
     )
     for body, repeats in before.items():
         if after.get(body, repeats) != repeats:
-            out.append(
+            changes.append(
                 Change(
                     "model",
                     f"repeats of the block of {len(body)} nodes from {body[0]}",
@@ -203,9 +203,9 @@ def _model(a: Strategy, b: Strategy) -> list[Change]:
             )
     gone = [n for n in a.nodes if n not in b.nodes]
     new = [n for n in b.nodes if n not in a.nodes]
-    out += [Change("model", f"node {n} ({a.nodes[n]['op']})", "there", "") for n in gone]
-    out += [Change("model", f"node {n} ({b.nodes[n]['op']})", "", "new") for n in new]
-    out += [
+    changes += [Change("model", f"node {n} ({a.nodes[n]['op']})", "there", "") for n in gone]
+    changes += [Change("model", f"node {n} ({b.nodes[n]['op']})", "", "new") for n in new]
+    changes += [
         Change("model", f"operator of {n}", a.nodes[n]["op"], b.nodes[n]["op"])
         for n in a.nodes
         if n in b.nodes and a.nodes[n]["op"] != b.nodes[n]["op"]
@@ -215,7 +215,7 @@ def _model(a: Strategy, b: Strategy) -> list[Change]:
         for n, row in a.tensors.items()
         if n in b.tensors and row["shape"] != b.tensors[n]["shape"] and "label" in row
     ]
-    out += [
+    changes += [
         Change(
             "model",
             f"shape of {a.tensors[n]['label']}",
@@ -224,8 +224,8 @@ def _model(a: Strategy, b: Strategy) -> list[Change]:
         )
         for n in moved
     ]
-    if out or any(a.workload.get(k) != b.workload.get(k) for k in SHAPING):
-        return out  # other sizes make another hash: the workload says it
+    if changes or any(a.workload.get(k) != b.workload.get(k) for k in SHAPING):
+        return changes  # other sizes make another hash: the workload says it
     return [
         Change(
             "model",
@@ -237,7 +237,7 @@ def _model(a: Strategy, b: Strategy) -> list[Change]:
 
 
 def _machine(a: Strategy, b: Strategy) -> list[Change]:
-    out = _table(
+    changes = _table(
         "machine",
         {k: v for k, v in a.topology.items() if k != "levels"},
         {k: v for k, v in b.topology.items() if k != "levels"},
@@ -246,10 +246,10 @@ def _machine(a: Strategy, b: Strategy) -> list[Change]:
         " x ".join(f"{x['size']} ({x['name']})" for x in s.topology["levels"]) for s in (a, b)
     ]
     if shapes[0] != shapes[1]:
-        return [*out, Change("machine", "levels", *shapes)]
+        return [*changes, Change("machine", "levels", *shapes)]
     for x, y in zip(a.topology["levels"], b.topology["levels"], strict=True):
-        out += _table("machine", x, y, f"level {x['name']}: ")
-    return out
+        changes += _table("machine", x, y, f"level {x['name']}: ")
+    return changes
 
 
 def _cost_model(a: Strategy, b: Strategy) -> list[Change]:
@@ -284,16 +284,16 @@ def splits(s: Strategy) -> dict[str, Any]:
 def _table(
     section: str, a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = ""
 ) -> list[Change]:
-    out: list[Change] = []
+    changes: list[Change] = []
     for key in sorted({*a, *b}):
         x, y = a.get(key), b.get(key)
         if x == y:
             continue
         if isinstance(x, Mapping) and isinstance(y, Mapping):
-            out += _table(section, x, y, f"{prefix}{key}.")
+            changes += _table(section, x, y, f"{prefix}{key}.")
         else:
-            out.append(Change(section, prefix + key, _text(x), _text(y)))
-    return out
+            changes.append(Change(section, prefix + key, _text(x), _text(y)))
+    return changes
 
 
 def _text(value: Any) -> str:

@@ -234,8 +234,8 @@ class Strategy:
             "costs",
             *(name for name in ("details", "confirmed") if not getattr(self, name)),
         }
-        out = {name: _plain(getattr(self, name)) for name in names}
-        return {**out, "cost": _plain(self.costs), "format_version": FORMAT_VERSION}
+        content = {name: _plain(getattr(self, name)) for name in names}
+        return {**content, "cost": _plain(self.costs), "format_version": FORMAT_VERSION}
 
     def save(self, path: str | Path, force: bool = True) -> None:
         """Write atomically. With force=False an existing file of another model is not

@@ -23,8 +23,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise OSError(errno.EINVAL, what, str(path))
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "wb") as out:
-            yield out
+        with os.fdopen(handle, "wb") as file:
+            yield file
         Path(name).chmod(0o644)
         Path(name).replace(path)
     except BaseException:  # Ctrl-C too leaves no half file behind
@@ -40,8 +40,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             "P056", "cannot write '-': this goes to a file", help=["the name of a file"]
         )
     try:
-        with replacing(path) as out:
-            out.write(content.encode() if isinstance(content, str) else content)
+        with replacing(path) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
     except OSError as e:
         raise PlanError(
             "P056",

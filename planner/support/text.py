@@ -198,7 +198,7 @@ def fitted(
     between the name of an axis and its size."""
     rest = sum(max(visible(r[i]) for r in rows) + len(gap) for i in range(len(rows[0]) - 1))
     room = max(NARROWEST, width - rest)
-    out: list[Sequence[str]] = []
+    wrapped: list[Sequence[str]] = []
     for row in rows:
         words = _AXIS.sub("\\1\u00a0\\2", row[-1])
         lines = (
@@ -207,8 +207,8 @@ def fitted(
             else [words]
         )
         first, *continued = (line.replace("\u00a0", " ") for line in lines)
-        out += [[*row[:-1], first], *([*[""] * (len(row) - 1), line] for line in continued)]
-    return table(out, right, gap)
+        wrapped += [[*row[:-1], first], *([*[""] * (len(row) - 1), line] for line in continued)]
+    return table(wrapped, right, gap)
 
 
 _AXIS = re.compile(r"\b([a-z]\w*) (\d+)\b")

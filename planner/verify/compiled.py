@@ -44,26 +44,26 @@ def state_shapes(module: types.ModuleType, masters: Mapping[str, Any], mesh: Any
     parameters it starts from."""
     import jax
 
-    out = {}
+    state = {}
     for key, arrays in jax.eval_shape(module.start_state, masters).items():
         spec = module.GRADIENTS[key][-1]
         sharding = module.state_at(mesh, spec)
-        out[key] = jax.tree.map(
+        state[key] = jax.tree.map(
             lambda s, spec=spec, sharding=sharding: jax.ShapeDtypeStruct(
                 module.padded_shape(s.shape, spec), s.dtype, sharding=sharding
             ),
             arrays,
         )
     if hasattr(module, "SCALE"):  # of programs that scale their loss
-        out[module.SCALE] = (jax.ShapeDtypeStruct((), "float32"),) * 3
-    return out
+        state[module.SCALE] = (jax.ShapeDtypeStruct((), "float32"),) * 3
+    return state
 
 
 def shapes(module: types.ModuleType, table: str, mesh: Any) -> dict[str, Any]:
     """name -> abstract array of one of a program's tables, as its shards are padded."""
     import jax
 
-    out = {}
+    arrays = {}
     for key, row in getattr(module, table).items():
         dtype = module.COMPUTE if row[1] == "float" else row[1]
         if table in ("CACHE", "BEFORE", "STATES"):
@@ -75,7 +75,7 @@ def shapes(module: types.ModuleType, table: str, mesh: Any) -> dict[str, Any]:
             if hasattr(module, "parameter_at")
             else jax.sharding.NamedSharding(mesh, row[-1])
         )
-        out[key] = jax.ShapeDtypeStruct(
+        arrays[key] = jax.ShapeDtypeStruct(
             module.padded_shape(row[0], row[-1]), dtype, sharding=sharding
         )
-    return out
+    return arrays

@@ -81,7 +81,7 @@ def seeded_values(graph: Graph, values: Values, seed: int = 0) -> dict[str, np.n
     """label -> array for every weight: that of `values` where there is one, else seeded normal
     (norm scales and variances around one)."""
     rng = np.random.default_rng(seed)
-    out = {}
+    arrays = {}
     for name in graph.weights:
         label, t = graph.labels.get(name, name), graph.tensors[name]
         fresh = (
@@ -90,10 +90,10 @@ def seeded_values(graph: Graph, values: Values, seed: int = 0) -> dict[str, np.n
             else np.zeros(t.shape)
         )
         value = values.get(label)
-        out[label] = np.asarray(fresh if value is None else value).astype(
+        arrays[label] = np.asarray(fresh if value is None else value).astype(
             "float32" if t.is_float else {"int64": "int32"}.get(t.dtype, t.dtype)
         )
-    return out
+    return arrays
 
 
 def seeded_batch(module: types.ModuleType, inputs: Values, seed: int = 0) -> dict[str, np.ndarray]:
@@ -340,11 +340,13 @@ def unstacked(
 ) -> dict[str, np.ndarray]:
     """label -> array of a program's parameters or gradients: repeats and what is packed apart,
     padding left out where `want` says how large an array is."""
-    out: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for key, value in values.items():
         if hasattr(module, "STAGE_BUFFERS"):
             row = module.PARAMS[key]
-            out |= module.unpacked(key, row, np.asarray(value)[tuple(slice(0, n) for n in row[0])])
+            arrays |= module.unpacked(
+                key, row, np.asarray(value)[tuple(slice(0, n) for n in row[0])]
+            )
             continue
         names, array_of_key = program.labels[key], np.asarray(value)
         extra_dims = array_of_key.ndim - want.get(names[0], array_of_key).ndim
@@ -356,10 +358,10 @@ def unstacked(
             names, array_of_key[: len(names)] if stacked else [array_of_key], strict=True
         ):  # stages that do not divide the repeats pad them
             shape = want.get(label, array).shape
-            out[label] = (
+            arrays[label] = (
                 array[tuple(slice(0, n) for n in shape)] if array.ndim == len(shape) else array
             )
-    return out
+    return arrays
 
 
 def worst_error(values: Values, want: Values) -> tuple[float, str]:

@@ -362,12 +362,12 @@ class VerifyReport:
 
     def findings(self) -> tuple[str, ...]:
         """What is wrong, a phrase each; empty when `ok`."""
-        out = [_beside(f) for f in self.figures if f.of == TRAFFIC and not f.ok]
+        phrases = [_beside(f) for f in self.figures if f.of == TRAFFIC and not f.ok]
         if self.asked and self.numbers is None:
-            out.append(f"numbers were not run: {self.not_run}")
+            phrases.append(f"numbers were not run: {self.not_run}")
         elif self.numbers is not None and not self.numbers.ok:
-            out.append("numbers are beyond the tolerance")
-        return (*out, *(self.clock.unfused if self.clock else ()))
+            phrases.append("numbers are beyond the tolerance")
+        return (*phrases, *(self.clock.unfused if self.clock else ()))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; errors that are no number become null."""

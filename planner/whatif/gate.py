@@ -182,7 +182,7 @@ class Report:
 
 def tolerances(text: str) -> dict[str, float]:
     """step=2%,memory=5% as shares; a figure that is not named keeps its default. Raises P064."""
-    out = dict(TOLERANCES)
+    shares = dict(TOLERANCES)
     texts: dict[str, str] = {}
     for part in (p.strip() for p in text.split(",") if p.strip()):
         name, eq, value = part.partition("=")
@@ -194,9 +194,9 @@ def tolerances(text: str) -> dict[str, float]:
             )
         except ValueError:
             share = -1.0
-        if name.strip() not in out or not 0 <= share < 1000:
-            known = name.strip() in out
-            suggestion = "" if known else did_you_mean(name.strip(), list(out))
+        if name.strip() not in shares or not 0 <= share < 1000:
+            known = name.strip() in shares
+            suggestion = "" if known else did_you_mean(name.strip(), list(shares))
             raise PlanError(
                 "P064",
                 f"--tolerance {part!r} is not a figure and a share",
@@ -204,8 +204,8 @@ def tolerances(text: str) -> dict[str, float]:
             )
         name, value = name.strip(), value.strip()
         refuse_twice("tolerance", name, texts.setdefault(name, value), value)
-        out[name] = share
-    return out
+        shares[name] = share
+    return shares
 
 
 def check(
@@ -346,7 +346,7 @@ def _causes(
     cost model, plan."""
     from planner.search.to_strategy import COST_MODEL_VERSION
 
-    out = []
+    causes = []
     changes = {r.what: r.change(r.repriced) or 0.0 for r in rows}
     version = str(strategy.provenance.get("cost_model", ""))
     if not same:
@@ -356,13 +356,13 @@ def _causes(
             "parameters": graph.parameters - strategy.model["parameters"],
         }
         grew = [f"{n:+,} {k}" for k, n in growths.items() if n]
-        out.append("the model changed" + (f": {', '.join(grew)}" if grew else ""))
+        causes.append("the model changed" + (f": {', '.join(grew)}" if grew else ""))
     if moved:
-        out.append(f"the machine's description changed: {moved}")
+        causes.append(f"the machine's description changed: {moved}")
     if version and version != COST_MODEL_VERSION:
-        out.append(f"the cost model changed: version {version} to {COST_MODEL_VERSION}")
+        causes.append(f"the cost model changed: version {version} to {COST_MODEL_VERSION}")
     elif same and not moved and any(changes.values()):
-        out.append(
+        causes.append(
             "the cost model changed: the same decisions on the same model have another price"
         )
     step = next(r for r in rows if r.what == "step")
@@ -371,10 +371,10 @@ def _causes(
         and step.repriced is not None
         and step.best < step.repriced * (1 - NOISE)
     ):
-        out.append(f"a better plan exists: {100 * (step.best / step.repriced - 1):+.1f} % step")
+        causes.append(f"a better plan exists: {100 * (step.best / step.repriced - 1):+.1f} % step")
     elif "repriced" in reasons:
-        out.append("the recorded decisions are not possible on the model as it is")
-    return out
+        causes.append("the recorded decisions are not possible on the model as it is")
+    return causes
 
 
 def read_budget(path: str | Path, name: str) -> dict[str, float]:
@@ -396,7 +396,7 @@ def read_budget(path: str | Path, name: str) -> dict[str, float]:
     def matches(glob: str) -> bool:
         return any(fnmatch.fnmatchcase(n, glob) for n in names)
 
-    out: dict[str, float] = {}
+    limits: dict[str, float] = {}
     hit = False
     for glob, table in data.items():
         if not isinstance(table, dict):
@@ -418,7 +418,7 @@ def read_budget(path: str | Path, name: str) -> dict[str, float]:
             except (UnitError, ValueError) as e:
                 raise PlanError("P065", f"{path}: [{glob}] {key}: {e}") from e
             if matches(glob):
-                out[key] = limit
+                limits[key] = limit
         hit = hit or matches(glob)
     if not hit:
         has = f"tables for {', '.join(map(repr, data))}" if data else "no table"
@@ -427,7 +427,7 @@ def read_budget(path: str | Path, name: str) -> dict[str, float]:
             f"{path} has no budget for {name!r}: it has {has}",
             help=[f'a table ["{name}"], or a glob'],
         )
-    return out
+    return limits
 
 
 def _devices(value: object) -> float:

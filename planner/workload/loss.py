@@ -38,10 +38,10 @@ LABELS, TARGETS, LOSS = "labels", "targets", "loss"
 def default_loss(graph: Graph, logits: str = "") -> str:
     """cross_entropy for an output that looks like logits (float, rank >= 2, not an image), else
     mse; output:NAME for a scalar output."""
-    out = graph.tensors[logits or graph.outputs[0]]
-    if out.is_float and out.elements == 1 and not logits:
-        return f"output:{out.name}"
-    return "cross_entropy" if len(out.shape) in (2, 3) and out.shape[-1] > 1 else "mse"
+    output = graph.tensors[logits or graph.outputs[0]]
+    if output.is_float and output.elements == 1 and not logits:
+        return f"output:{output.name}"
+    return "cross_entropy" if len(output.shape) in (2, 3) and output.shape[-1] > 1 else "mse"
 
 
 def add_loss(
@@ -260,11 +260,11 @@ class _Loss:
         **attrs: AttrValue,
     ) -> str:
         """A node before the loss; returns its output."""
-        out = _free(f"{LOSS}/{what}", self.tensors)
-        self.tensors[out] = Tensor(out, shape, dtype)
+        name = _free(f"{LOSS}/{what}", self.tensors)
+        self.tensors[name] = Tensor(name, shape, dtype)
         taken = {n.id for n in (*self.before.nodes, *self.nodes)}
-        self.nodes.append(Node(_free(f"{LOSS}/{what}", taken), op, inputs, (out,), attrs))
-        return out
+        self.nodes.append(Node(_free(f"{LOSS}/{what}", taken), op, inputs, (name,), attrs))
+        return name
 
     def constant(self, what: str, value: float, dtype: type[np.number[Any]] = np.int32) -> str:
         """A scalar constant."""
@@ -275,9 +275,9 @@ class _Loss:
 
     def add(self, op: str, inputs: tuple[str, ...], **attrs: AttrValue) -> None:
         """The loss itself."""
-        out = _free(LOSS, self.tensors)
-        self.tensors[out] = Tensor(out, (), "float32")
-        self.nodes.append(Node(_free_id(LOSS, self.before), op, inputs, (out,), attrs))
+        name = _free(LOSS, self.tensors)
+        self.tensors[name] = Tensor(name, (), "float32")
+        self.nodes.append(Node(_free_id(LOSS, self.before), op, inputs, (name,), attrs))
 
     def cross_entropy(self, shift: bool, ignore: int | None) -> None:
         """Labels, what of them counts, and the loss."""
@@ -435,9 +435,9 @@ def _live_part(node: Node, wanted: set[str], graph: Graph) -> tuple[Node, ...]:
         return (replace(node, outputs=tuple(o if o in wanted else "" for o in node.outputs)),)
     axis, start = int(node.attrs["axis"]), 0  # type: ignore[arg-type]
     slices: list[Node] = []
-    for k, out in enumerate(node.outputs):
-        end = start + graph.tensors[out].shape[axis]
-        if out in wanted:
+    for k, output in enumerate(node.outputs):
+        end = start + graph.tensors[output].shape[axis]
+        if output in wanted:
             name = f"{node.id}/{k}" if slices else node.id
             attrs: dict[str, AttrValue] = {
                 "axes": (axis,),
@@ -450,7 +450,7 @@ def _live_part(node: Node, wanted: set[str], graph: Graph) -> tuple[Node, ...]:
                     name,
                     "Slice",
                     node.inputs[:1],
-                    (out,),
+                    (output,),
                     attrs,
                     node.scope,
                     node.members or (node.id,),

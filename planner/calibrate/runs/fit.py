@@ -186,11 +186,11 @@ def held_out(
     groups = list(dict.fromkeys(group(row.case) for row in rows))
     folds: dict[Hashable, Rates] = {}
     for first in range(min(len(groups), MOST_FOLDS)):
-        out = set(groups[first::MOST_FOLDS])
-        rest = [row for row in rows if group(row.case) not in out]
+        left_out = set(groups[first::MOST_FOLDS])
+        rest = [row for row in rows if group(row.case) not in left_out]
         rates = fitted(rest, start) if rest else start
         folds |= dict.fromkeys(groups[first::MOST_FOLDS], rates)
         for k, row in enumerate(rows):
-            if group(row.case) in out:
+            if group(row.case) in left_out:
                 seconds[k] = row.step_s(rates)
     return seconds, folds

@@ -132,9 +132,9 @@ def fitted_constants(rows: Sequence[Prepared]) -> list[float]:
 def held_out_bytes(rows: Sequence[Prepared], group: Callable[[Case], Hashable]) -> list[int]:
     """Per row the bytes priced under constants fitted to the other groups' rows."""
     row_bytes = [0] * len(rows)
-    for out in dict.fromkeys(group(row.case) for row in rows):
-        constants = fitted_constants([row for row in rows if group(row.case) != out])
-        mine = [k for k, row in enumerate(rows) if group(row.case) == out]
+    for left_out in dict.fromkeys(group(row.case) for row in rows):
+        constants = fitted_constants([row for row in rows if group(row.case) != left_out])
+        mine = [k for k, row in enumerate(rows) if group(row.case) == left_out]
         for k, size in zip(mine, priced_bytes([rows[k] for k in mine], constants), strict=True):
             row_bytes[k] = size
     return row_bytes

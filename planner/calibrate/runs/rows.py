@@ -164,13 +164,13 @@ def case_of(row: Row, hardware: str = "") -> Case:
 def completed(row: Row) -> dict[str, Any]:
     """A row with what goes without saying: the batch of all replicas where it tells the one of
     each, one sequence a pass where sequences are long."""
-    out = dict(row)
+    complete = dict(row)
     local = re.search(r"local batch (\d+)", str(row.get("notes", "")))
     if not row.get("global_batch") and local and row.get("dp"):
-        out["global_batch"] = int(local[1]) * int(row["dp"])
+        complete["global_batch"] = int(local[1]) * int(row["dp"])
     if not row.get("microbatch") and int(row.get("seq") or 0) >= LONG:
-        out["microbatch"] = 1
-    return out
+        complete["microbatch"] = 1
+    return complete
 
 
 def _leave_unpriced(row: Row) -> None:

@@ -65,7 +65,7 @@ def megatron_splits(
     if inner.get("model", 1) == 1:
         return {node.id: data[base.shared[i]][0] for i, node in enumerate(graph.nodes)}
     cut_dim: dict[str, int] = {}  # tensor -> the dim cut over "model"
-    out: dict[str, Split] = {}
+    split_of: dict[str, Split] = {}
     by_class: dict[
         tuple[int, str], tuple[Split, tuple[int, ...]]
     ] = {}  # repeats share the object, by which later readers know them
@@ -87,14 +87,14 @@ def megatron_splits(
                 for k in range(len(rule.results))
             ]
             by_class[key] = split, tuple(dims[0] if dims else -1 for dims in cut)
-        out[node.id], where = by_class[key]
+        split_of[node.id], where = by_class[key]
         if operator_of(node.op).kind != "lookup":
             cut_dim |= {
                 name: dim
                 for name, dim in zip((o for o in node.outputs if o), where, strict=False)
                 if dim >= 0
             }
-    return out
+    return split_of
 
 
 def _along_sequence(base: GraphFacts, i: int, split: Split, sizes: Mapping[str, int]) -> Split:
@@ -122,7 +122,7 @@ def _positions(base: GraphFacts, i: int) -> str:
 def experts_splits(base: GraphFacts, sizes: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
     """Class -> split of routed experts: rows travel to them over "expert" and the ranks of
     "model"."""
-    out: dict[int, tuple[Split, ...]] = {}
+    split_of: dict[int, tuple[Split, ...]] = {}
     for i, _ in expert_nodes(base.graph):
         rule, rows, positions = base.rules[i], base.batch_factors[i], _positions(base, i)
         pairs: dict[str, tuple[str, ...]] = {}
@@ -134,8 +134,8 @@ def experts_splits(base: GraphFacts, sizes: Mapping[str, int]) -> dict[int, tupl
         split = Split.of({factor: axes for factor, axes in pairs.items() if axes})
         if not legal(rule, split, sizes, Limits()):
             raise Left("experts do not divide")
-        out[base.shared[i]] = (split,)
-    return out
+        split_of[base.shared[i]] = (split,)
+    return split_of
 
 
 def _factor(

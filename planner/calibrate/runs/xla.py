@@ -66,18 +66,18 @@ def is_xla(row: Row) -> bool:
 def completed(row: Row) -> dict[str, Any]:
     """A row with the facts that its framework's convention gives: devices as JAX counts them, the
     degree of data parallelism, sequences of one pass of a replica."""
-    out = dict(row)
+    complete = dict(row)
     tp, pp, cp = (int(row.get(k) or 1) for k in ("tp", "pp", "cp"))
     chips = "devices = CHIPS" in str(row.get("notes", ""))
     devices = int(row.get("devices") or 0) * (2 if chips else 1)
-    out |= {"devices": devices, "tp": tp, "pp": pp, "cp": cp}
+    complete |= {"devices": devices, "tp": tp, "pp": pp, "cp": cp}
     if chips or not row.get("dp"):
-        out["dp"] = max(1, devices // (tp * pp * cp))
+        complete["dp"] = max(1, devices // (tp * pp * cp))
     if not row.get("microbatch") and row.get("global_batch") and pp == 1:
-        out["microbatch"] = max(1, int(row["global_batch"]) // out["dp"])
+        complete["microbatch"] = max(1, int(row["global_batch"]) // complete["dp"])
     if row.get("zero") is None:
-        out["zero"] = 3
-    return out
+        complete["zero"] = 3
+    return complete
 
 
 def copies(row: Row, data: int) -> int:

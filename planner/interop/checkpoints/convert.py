@@ -284,7 +284,7 @@ def _returned(
     """A tensor of the checkpoint with the values that parameters have now."""
     import numpy as np
 
-    out, done = np.array(stored.array()), dict[tuple[int, int], str]()
+    array, done = np.array(stored.array()), dict[tuple[int, int], str]()
     for m, k in writers:
         take, value = m.takes[k], values[m.label].array()
         value = value[k] if m.stacked else value
@@ -293,8 +293,8 @@ def _returned(
             stored.dtype,
             m.label,
         )
-        place = _place(out, take)
-        value = value.reshape(_part(out, take).shape)
+        place = _place(array, take)
+        value = value.reshape(_part(array, take).shape)
         value = (value.swapaxes(-1, -2) if take.flip else value).reshape(place.shape)
         where = (take.start, take.size)
         if where in done and _memory(place) != _memory(value):
@@ -306,7 +306,7 @@ def _returned(
             )
         place[...] = value
         done[where] = m.label
-    yield _memory(out)
+    yield _memory(array)
 
 
 def _rounded(value: np.ndarray, dtype: str, label: str) -> np.ndarray:

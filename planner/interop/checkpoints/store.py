@@ -171,7 +171,7 @@ def read_header(path: Path) -> dict[str, Stored]:
                 f" has {size}"
             )
         header = _parsed(path, file.read(length))
-    start, out = 8 + length, {}
+    start, tensors = 8 + length, {}
     for name, row in header.items():
         if name == "__metadata__":
             continue
@@ -190,10 +190,10 @@ def read_header(path: Path) -> dict[str, Stored]:
                 f"{path}: {name!r} has dtype {dtype!r}, shape {shape!r}, offsets {span!r}",
                 f"types that are read: {', '.join(TYPES)}",
             )
-        out[name] = Stored(path, dtype, tuple(shape), start + span[0], span[1] - span[0])
-    out = dict(sorted(out.items(), key=lambda item: (item[1].offset, item[1].size_bytes)))
+        tensors[name] = Stored(path, dtype, tuple(shape), start + span[0], span[1] - span[0])
+    tensors = dict(sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].size_bytes)))
     offset = start
-    for name, t in out.items():
+    for name, t in tensors.items():
         need = math.prod(t.shape) * width_bytes(t.dtype)
         if t.offset != offset or t.size_bytes != need:
             raise _bad(
@@ -203,7 +203,7 @@ def read_header(path: Path) -> dict[str, Stored]:
         offset += need
     if offset != size:
         raise _bad(f"{path} has {size} bytes, and its tensors end at {offset}", "download it again")
-    return out
+    return tensors
 
 
 def width_bytes(dtype: str) -> int:
@@ -249,10 +249,10 @@ def write(path: Path, header: bytes, pieces: Iterable[bytes | memoryview], size_
                 "P056",
                 f"cannot write {str(path)!r}: it takes {size_bytes:,} bytes, and {free:,} are free",
             )
-        with replacing(path) as out:
-            out.write(header)
+        with replacing(path) as file:
+            file.write(header)
             for piece in pieces:
-                out.write(piece)
+                file.write(piece)
     except OSError as e:
         raise PlanError(
             "P056",

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 def faults(proto: Any) -> list[str]:
     """What is wrong with the annotations of a model, a sentence each; [] where nothing is."""
-    out: list[str] = []
+    sentences: list[str] = []
     configs: dict[str, int] = {}
     for c in proto.configuration:
         if not c.name or c.name in configs:
-            out.append(f"configuration {c.name!r}: no name of its own")
+            sentences.append(f"configuration {c.name!r}: no name of its own")
         if c.num_devices < 1 or (c.device and len(c.device) != c.num_devices):
-            out.append(
+            sentences.append(
                 f"configuration {c.name!r}: {c.num_devices} devices, {len(c.device)} of them named"
             )
         configs[c.name] = c.num_devices
@@ -45,18 +45,18 @@ def faults(proto: Any) -> list[str]:
         for of in node.device_configurations:
             where = f"node {node.name or node.op_type!r}"
             if of.configuration_id not in configs or of.configuration_id in seen:
-                out.append(
+                sentences.append(
                     f"{where}: configuration {of.configuration_id!r} is unknown or named twice"
                 )
                 continue
             seen.add(of.configuration_id)
             tensors = [spec.tensor_name for spec in of.sharding_spec]
-            out += [
+            sentences += [
                 f"{where}: {n!r} is none of its tensors, or annotated twice"
                 for n in dict.fromkeys(tensors)
                 if n not in (*node.input, *node.output) or tensors.count(n) > 1
             ]
-            out += [
+            sentences += [
                 f"{where}, {spec.tensor_name!r}: {x}"
                 for spec in of.sharding_spec
                 for x in _spec_faults(
@@ -64,17 +64,17 @@ def faults(proto: Any) -> list[str]:
                 )
             ]
             if of.pipeline_stage < 0:
-                out.append(f"{where}: pipeline stage {of.pipeline_stage}")
+                sentences.append(f"{where}: pipeline stage {of.pipeline_stage}")
     if (
         proto.configuration or any(n.device_configurations for n in proto.graph.node)
     ) and proto.ir_version < 11:
-        out.append(f"IR version {proto.ir_version} has no annotations: 11 is the first")
-    return out
+        sentences.append(f"IR version {proto.ir_version} has no annotations: 11 is the first")
+    return sentences
 
 
 def _spec_faults(spec: Any, shape: tuple[int, ...] | None, devices: int) -> list[str]:
     """What is wrong with one ShardingSpecProto, a sentence each."""
-    out: list[str] = []
+    sentences: list[str] = []
     axes: list[int] = []
     groups = {e.key: list(e.value) for e in spec.index_to_device_group_map}
     shards = 1
@@ -82,9 +82,9 @@ def _spec_faults(spec: Any, shape: tuple[int, ...] | None, devices: int) -> list
         n = prod(s.num_shards for s in dim.simple_sharding)
         shards *= n
         if not dim.simple_sharding or any(s.num_shards < 1 for s in dim.simple_sharding):
-            out.append(f"axis {dim.axis} has no number of shards")
+            sentences.append(f"axis {dim.axis} has no number of shards")
         if shape is not None and not -len(shape) <= dim.axis < len(shape):
-            out.append(f"axis {dim.axis} of rank {len(shape)}")
+            sentences.append(f"axis {dim.axis} of rank {len(shape)}")
             continue
         axes.append(dim.axis % len(shape) if shape is not None else dim.axis)
         size = shape[dim.axis] if shape is not None else 0
@@ -94,19 +94,19 @@ def _spec_faults(spec: Any, shape: tuple[int, ...] | None, devices: int) -> list
             else 0
         )
         if declared and (n > declared or (size > 0 and declared != size)):
-            out.append(f"axis {dim.axis} of {size} as {declared} in {n} shards")
+            sentences.append(f"axis {dim.axis} of {size} as {declared} in {n} shards")
     if len(set(axes)) < len(axes):
-        out.append("an axis is sharded twice")
+        sentences.append("an axis is sharded twice")
     holders = [d for v in spec.device for d in groups.get(v, [v])]
     if (
         not holders
         or any(not 0 <= d < devices for d in holders)
         or len(set(holders)) < len(holders)
     ):
-        out.append(f"devices {holders[:8]} are not each one of {devices}")
+        sentences.append(f"devices {holders[:8]} are not each one of {devices}")
     if len(spec.device) != shards:
-        out.append(f"{shards} shards on {len(spec.device)} devices or groups")
-    return out
+        sentences.append(f"{shards} shards on {len(spec.device)} devices or groups")
+    return sentences
 
 
 def shapes_of(proto: Any) -> dict[str, tuple[int, ...]]:
@@ -201,14 +201,14 @@ def _shards(spec: Any, devices: int) -> tuple[dict[int, tuple[int, ...]], int]:
     """Dim -> shard of each device (-1: it holds nothing), and a device that holds something."""
     groups = {e.key: list(e.value) for e in spec.index_to_device_group_map}
     counts = [prod(s.num_shards for s in dim.simple_sharding) for dim in spec.sharded_dim]
-    out = {dim.axis: [-1] * devices for dim in spec.sharded_dim}
+    shard_of = {dim.axis: [-1] * devices for dim in spec.sharded_dim}
     holder = 0
     for coordinates, v in zip(product(*(range(n) for n in counts)), spec.device, strict=True):
         for d in groups.get(v, [v]):
             holder = d
             for dim, k in zip(spec.sharded_dim, coordinates, strict=True):
-                out[dim.axis][d] = k
-    return {d: tuple(v) for d, v in out.items()}, holder
+                shard_of[dim.axis][d] = k
+    return {d: tuple(v) for d, v in shard_of.items()}, holder
 
 
 def _named_mesh(config: Any) -> tuple[tuple[str, int], ...]:
@@ -289,11 +289,11 @@ def _axes_of(
 ) -> tuple[Axes, ...] | None:
     """Layout behind the shards of a tensor, None where no order of axes gives it."""
     names, coordinates = [a for a, _ in mesh], list(product(*(range(n) for _, n in mesh)))
-    sizes, out = dict(mesh), list[Axes]()
+    sizes, axes_of_dims = dict(mesh), list[Axes]()
     for d in range(rank):
         have = shards.get(d, shards.get(d - rank))
         if have is None or max(have) < 1:
-            out.append(())
+            axes_of_dims.append(())
             continue
         want = 1 + max(have)
         inner = [a for a in names if a != STAGE and sizes[a] > 1]
@@ -308,11 +308,11 @@ def _axes_of(
                 k < 0 or k == _number(tuple(c[j] for j in order), tuple(sizes[a] for a in axes))
                 for k, c in zip(have, coordinates, strict=True)
             ):
-                out.append(axes)
+                axes_of_dims.append(axes)
                 break
         else:
             return None
-    return tuple(out)
+    return tuple(axes_of_dims)
 
 
 def _number(coordinates: tuple[int, ...], sizes: tuple[int, ...]) -> int:

@@ -168,15 +168,15 @@ def _file_nodes(proto: Any, graph: Graph) -> list[list[int]]:
         by_name.setdefault(node.name, k)
         by_output.update((o, k) for o in node.output if o)
     taken: set[int] = set()
-    out = []
+    members = []
     for node in graph.nodes:
         stood_for = [by_name[m] for m in node.members if m in by_name] + [
             by_output[o] for o in node.outputs if o in by_output
         ]
         stood_for = [k for k in dict.fromkeys(stood_for) if k not in taken]
         taken.update(stood_for)
-        out.append(stood_for)
-    return out
+        members.append(stood_for)
+    return members
 
 
 def _same(graph: Graph, name: str, known: dict[str, tuple[int, ...]]) -> bool:

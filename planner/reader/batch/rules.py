@@ -145,32 +145,32 @@ def _concat(t: Tracer, op: Op) -> list[Dims]:
     else:
         whole = (t.draft.shape(op.outputs[0])[axis],)
     rank = len(t.draft.shape(op.outputs[0]))
-    out: list[Factors] = [(1,)] * rank
+    aligned: list[Factors] = [(1,)] * rank
     for i in op.inputs:
         for k, factors in enumerate(t.dims(i)):
-            if k != axis and (0 in factors or out[k] == (1,)):
-                out[k] = factors
+            if k != axis and (0 in factors or aligned[k] == (1,)):
+                aligned[k] = factors
     for slot, i in enumerate(op.inputs):
         for k, factors in enumerate(t.dims(i)):
-            if k != axis and 0 in out[k] and 0 not in factors:
-                t.join(op, slot, k, out[k])
-    out[axis] = whole
-    return [tuple(out)]
+            if k != axis and 0 in aligned[k] and 0 not in factors:
+                t.join(op, slot, k, aligned[k])
+    aligned[axis] = whole
+    return [tuple(aligned)]
 
 
 def _split(t: Tracer, op: Op) -> list[Dims]:
     axis = int(op.attrs["axis"])
     dims = t.dims(op.inputs[0])
     parts = [t.draft.shape(o)[axis] for o in op.outputs]
-    out = []
+    results = []
     for n in parts:
         factors: Factors = (n,)
         if 0 in dims[axis]:
             if dims[axis][-1] != 0 or len(dims[axis]) != 2 or n % t.batch:
                 raise t.fail(op, "splits the batch")
             factors = (n // t.batch, 0) if n != t.batch else (0,)
-        out.append((*dims[:axis], factors, *dims[axis + 1 :]))
-    return out
+        results.append((*dims[:axis], factors, *dims[axis + 1 :]))
+    return results
 
 
 def _slice(t: Tracer, op: Op) -> list[Dims]:
@@ -224,9 +224,9 @@ def _elements(t: Tracer, op: Op) -> list[Dims]:
     rank = len(t.draft.shape(op.inputs[0]))
     if any(0 in t.dims(i)[axis] for i in op.inputs):
         raise t.fail(op, "picks samples of the batch")
-    out = t.align(op, [(i, 0) for i in op.inputs], rank, ones=False)
+    aligned = t.align(op, [(i, 0) for i in op.inputs], rank, ones=False)
     n = t.draft.shape(op.outputs[0])[axis]
-    return [(*out[:axis], (n,), *out[axis + 1 :])]
+    return [(*aligned[:axis], (n,), *aligned[axis + 1 :])]
 
 
 def _gather_nd(t: Tracer, op: Op) -> list[Dims]:

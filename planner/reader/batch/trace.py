@@ -146,26 +146,26 @@ class Tracer:
         Operands without the batch where others have it are demanded; a 1 broadcasts (`ones`), or is
         expanded.
         """
-        out: list[Factors] = [(1,)] * rank
+        aligned: list[Factors] = [(1,)] * rank
         for name, offset in operands:
             for k, factors in enumerate(self.dims(name)):
                 dim = k + offset
-                if 0 in factors and 0 not in out[dim]:
-                    out[dim] = factors
-                elif 0 in factors and factors != out[dim]:
+                if 0 in factors and 0 not in aligned[dim]:
+                    aligned[dim] = factors
+                elif 0 in factors and factors != aligned[dim]:
                     raise self.fail(op, "combines two different layouts of the batch")
-                elif out[dim] == (1,):
-                    out[dim] = factors
+                elif aligned[dim] == (1,):
+                    aligned[dim] = factors
         for name, offset in operands:
             for k, factors in enumerate(self.dims(name)):
-                want = out[k + offset]
+                want = aligned[k + offset]
                 if 0 not in want or 0 in factors:
                     continue
                 if self.draft.shape(name)[k] != 1:
                     self.demand(op, name, k, want)
                 elif not ones:
                     self.join(op, op.inputs.index(name), k, want)
-        return tuple(out)
+        return tuple(aligned)
 
     def _other(self, op: Op) -> None:
         """Operators without a rule: only those that keep the shape of their one batched operand."""

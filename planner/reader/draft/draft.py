@@ -169,8 +169,8 @@ class Draft:
                 if known and cheap
                 else None
             )
-            for k, out in enumerate(o for o in top.outputs if o):
-                looked[out] = None if results is None else results[k]
+            for k, name in enumerate(o for o in top.outputs if o):
+                looked[name] = None if results is None else results[k]
 
     def scalar(self, name: str) -> float | None:
         """The number a one-element constant holds, or None."""

@@ -106,9 +106,9 @@ class _Lift:
             return False
 
         def widen() -> None:
-            for out in op.outputs:
-                if out:
-                    draft.types[out] = ((*lead, width), draft.dtype(out))
+            for name in op.outputs:
+                if name:
+                    draft.types[name] = ((*lead, width), draft.dtype(name))
             if op.op in _LAST:
                 op.attrs["axis"] = len(lead)
 

@@ -126,18 +126,18 @@ def _gather_nd(attrs: Mapping[str, Any], a: Arrays, types: Sequence[Type]) -> np
 def _scatter_nd(attrs: Mapping[str, Any], a: Arrays, types: Sequence[Type]) -> np.ndarray:
     if attrs["reduction"] != "none":
         raise ValueError
-    out = a[0].copy()
-    out[tuple(np.moveaxis(a[1], -1, 0))] = a[2]
-    return out
+    written = a[0].copy()
+    written[tuple(np.moveaxis(a[1], -1, 0))] = a[2]
+    return written
 
 
 def _cumsum(attrs: Mapping[str, Any], a: Arrays, types: Sequence[Type]) -> np.ndarray:
     axis = attrs["axis"]
     x = np.flip(a[0], axis) if attrs["reverse"] else a[0]
-    out = np.cumsum(x, axis=axis, dtype=x.dtype)
+    sums = np.cumsum(x, axis=axis, dtype=x.dtype)
     if attrs["exclusive"]:
-        out = out - x
-    return np.flip(out, axis) if attrs["reverse"] else out
+        sums = sums - x
+    return np.flip(sums, axis) if attrs["reverse"] else sums
 
 
 def _one_hot(attrs: Mapping[str, Any], a: Arrays, types: Sequence[Type]) -> np.ndarray:

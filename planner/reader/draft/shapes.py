@@ -251,12 +251,12 @@ def slice_length(n: int, start: int, end: int, step: int) -> int:
 
 def _slice(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
     x, dtype = _x(types)
-    out = list(x)
+    extents = list(x)
     for axis, start, end, step in zip(
         attrs["axes"], attrs["starts"], attrs["ends"], attrs["steps"], strict=True
     ):
-        out[axis] = slice_length(x[axis], start, end, step)
-    return [(tuple(out), dtype)]
+        extents[axis] = slice_length(x[axis], start, end, step)
+    return [(tuple(extents), dtype)]
 
 
 def _pad(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
@@ -264,10 +264,10 @@ def _pad(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
     pads = attrs["pads"]
     if len(pads) != 2 * len(x):
         raise ShapeError(f"{len(pads)} pads for shape {list(x)}")
-    out = tuple(n + pads[k] + pads[k + len(x)] for k, n in enumerate(x))
-    if min(out, default=0) < 0:
+    extents = tuple(n + pads[k] + pads[k + len(x)] for k, n in enumerate(x))
+    if min(extents, default=0) < 0:
         raise ShapeError(f"pads {list(pads)} leave nothing of {list(x)}")
-    return [(out, dtype)]
+    return [(extents, dtype)]
 
 
 def _tile(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
@@ -305,7 +305,7 @@ def _conv(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
         raise ShapeError(
             f"input {list(x)} and filter {list(w)} with {attrs['group']} groups do not fit"
         )
-    out = []
+    extents = []
     for k in range(n):
         extent = (
             x[2 + k]
@@ -314,10 +314,10 @@ def _conv(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
             - attrs["dilations"][k] * (w[2 + k] - 1)
             - 1
         )
-        out.append(extent // attrs["strides"][k] + 1)
-    if min(out, default=1) < 1:
+        extents.append(extent // attrs["strides"][k] + 1)
+    if min(extents, default=1) < 1:
         raise ShapeError(f"filter {list(w)} is larger than the padded input {list(x)}")
-    return [((x[0], w[0], *out), dtype)]
+    return [((x[0], w[0], *extents), dtype)]
 
 
 def _conv_transpose(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
@@ -325,7 +325,7 @@ def _conv_transpose(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[
     n = len(x) - 2
     if len(w) != len(x) or x[1] != w[0]:
         raise ShapeError(f"input {list(x)} and filter {list(w)} do not fit")
-    out = []
+    extents = []
     for k in range(n):
         full = (
             attrs["strides"][k] * (x[2 + k] - 1)
@@ -333,14 +333,14 @@ def _conv_transpose(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[
             + attrs["dilations"][k] * (w[2 + k] - 1)
             + 1
         )
-        out.append(full - attrs["pads"][k] - attrs["pads"][n + k])
-    return [((x[0], w[1] * attrs["group"], *out), dtype)]
+        extents.append(full - attrs["pads"][k] - attrs["pads"][n + k])
+    return [((x[0], w[1] * attrs["group"], *extents), dtype)]
 
 
 def _pool(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
     x, dtype = _x(types)
     n = len(x) - 2
-    out = []
+    extents = []
     for k in range(n):
         before, after = attrs["pads"][k], attrs["pads"][n + k]
         stride = attrs["strides"][k]
@@ -352,12 +352,12 @@ def _pool(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
             size += (size * stride) < x[
                 2 + k
             ] + before  # a window must start inside the input or its left padding
-        out.append(size)
-    if min(out, default=1) < 1:
+        extents.append(size)
+    if min(extents, default=1) < 1:
         raise ShapeError(
             f"window {list(attrs['kernel_shape'])} is larger than the padded input {list(x)}"
         )
-    return [((x[0], x[1], *out), dtype)]
+    return [((x[0], x[1], *extents), dtype)]
 
 
 def _values_and_indices(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
@@ -373,8 +373,8 @@ def _top_k(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
     axis, k = attrs["axis"], attrs["k"]
     if not 0 <= k <= x[axis]:
         raise ShapeError(f"k = {k} of {x[axis]} elements")
-    out = (*x[:axis], k, *x[axis + 1 :])
-    return [(out, dtype), (out, "int64")]
+    extents = (*x[:axis], k, *x[axis + 1 :])
+    return [(extents, dtype), (extents, "int64")]
 
 
 def _one_hot(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
@@ -394,12 +394,12 @@ def _made(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
 
 def _batch_norm(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
     x, dtype = _x(types)
-    out: list[Type] = [(x, dtype)]
+    results: list[Type] = [(x, dtype)]
     if attrs["training_mode"]:
         mean = types[3]
         assert mean
-        out += [mean, mean]
-    return out
+        results += [mean, mean]
+    return results
 
 
 def _recurrent(gates: int) -> Callable[..., list[Type]]:

@@ -40,7 +40,7 @@ def regroup(groups: Groups, target: Shape) -> Groups | None:
     """The atoms of `groups` regrouped into dims `target`, splitting atoms where needed; None when
     they do not align."""
     queue = [atom for group in refresh(groups) for atom in group]
-    out: Groups = []
+    regrouped: Groups = []
     position = 0
     for n in target:
         group: list[Atom] = []
@@ -48,7 +48,7 @@ def regroup(groups: Groups, target: Shape) -> Groups | None:
             if position < len(queue) and queue[position].size == 1:
                 group.append(queue[position])
                 position += 1
-            out.append(group)
+            regrouped.append(group)
             continue
         need = n
         while need > 1:
@@ -65,13 +65,13 @@ def regroup(groups: Groups, target: Shape) -> Groups | None:
             group.append(atom)
             need //= atom.size
             position += 1
-        out.append(group)
+        regrouped.append(group)
     if position < len(queue):
         if any(atom.size != 1 for atom in queue[position:]):
             return None
-        if out:
-            out[-1].extend(queue[position:])
-    return out
+        if regrouped:
+            regrouped[-1].extend(queue[position:])
+    return regrouped
 
 
 Step = tuple[str, Shape]
@@ -100,14 +100,14 @@ def _shortest(shape: Shape, steps: tuple[Step, ...]) -> Sequence[Step] | None:
         groups = [groups[k] for k in arg] if kind == "transpose" else regroup(groups, arg)
         if groups is None:
             return None
-    out = refresh(groups or [])
+    regrouped = refresh(groups or [])
     order = [atom for group in refresh(source) for atom in group]
     place = {id(atom): k for k, atom in enumerate(order)}
-    if len(place) != sum(map(len, out)):
+    if len(place) != sum(map(len, regrouped)):
         return None
-    target = tuple(math.prod(atom.size for atom in group) for group in out)
+    target = tuple(math.prod(atom.size for atom in group) for group in regrouped)
     blocks: list[list[Atom]] = []
-    for group in out:
+    for group in regrouped:
         for k, atom in enumerate(group):
             if k and place[id(atom)] == place[id(group[k - 1])] + 1:
                 blocks[-1].append(atom)
@@ -120,8 +120,10 @@ def _shortest(shape: Shape, steps: tuple[Step, ...]) -> Sequence[Step] | None:
     best = _steps(
         shape, target, [sizes[b] for b in arranged], [arranged.index(b) for b in range(len(blocks))]
     )
-    if [] in out:  # a new dim of 1 may ride along in the first reshape instead of needing a second
-        padded, order_ = _with_ones(out, blocks, arranged, sizes)
+    if (
+        [] in regrouped
+    ):  # a new dim of 1 may ride along in the first reshape instead of needing a second
+        padded, order_ = _with_ones(regrouped, blocks, arranged, sizes)
         other = _steps(shape, target, padded, order_)
         best = min(best, other, key=len)
     return best
@@ -138,13 +140,13 @@ def _steps(shape: Shape, target: Shape, first: Sequence[int], perm: Sequence[int
 
 
 def _with_ones(
-    out: Groups, blocks: list[list[Atom]], arranged: list[int], sizes: list[int]
+    regrouped: Groups, blocks: list[list[Atom]], arranged: list[int], sizes: list[int]
 ) -> tuple[list[int], list[int]]:
     """Block sizes in source order and the permutation, with a 1 for each empty output dim placed
     after its left neighbour."""
     slots: list[int | None] = []  # output order: block number, or None for a new 1
     b = 0
-    for group in out:
+    for group in regrouped:
         if not group:
             slots.append(None)
         else:

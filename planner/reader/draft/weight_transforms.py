@@ -47,17 +47,17 @@ def lengthen(array: np.ndarray, step: tuple[int, ...], name: str) -> np.ndarray:
     parts = array.reshape(*shape[:axis], major, old, minor, *shape[axis + 1 :])
     sample_axis = axis + 1
     first = parts.take([0], sample_axis)
-    out = None
+    longer = None
     if bool((parts == first).all()):
-        out = np.repeat(first, new, sample_axis)
+        longer = np.repeat(first, new, sample_axis)
     elif array.dtype.kind in "iu":
         delta = parts.take([1], sample_axis) - first
         line = [-1 if k == sample_axis else 1 for k in range(parts.ndim)]
         counts = np.arange(old).reshape(line)
         believed = old > 2 or bool(((delta == 0) | (delta == 1)).all())
         if believed and bool((parts == first + delta * counts).all()):
-            out = first + delta * np.arange(new).reshape(line)
-    if out is None:
+            longer = first + delta * np.arange(new).reshape(line)
+    if longer is None:
         raise PlanError(
             "P146",
             f"cannot change the exported batch of {old}: constant {name!r} of shape {list(shape)}"
@@ -65,7 +65,9 @@ def lengthen(array: np.ndarray, step: tuple[int, ...], name: str) -> np.ndarray:
             detail=[f"its dim {axis} holds the batch, and its values neither repeat nor count"],
             help=[f"plan with --batch {old}, or export with a dynamic batch"],
         )
-    return out.astype(array.dtype).reshape(*shape[:axis], major * new * minor, *shape[axis + 1 :])
+    return longer.astype(array.dtype).reshape(
+        *shape[:axis], major * new * minor, *shape[axis + 1 :]
+    )
 
 
 Axes = tuple[str, ...]

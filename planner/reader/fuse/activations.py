@@ -54,11 +54,11 @@ def polynomial(
         sign = 1 if op.op == "Add" else -1
         return {p: a.get(p, 0.0) + sign * b.get(p, 0.0) for p in sorted(a.keys() | b.keys())}
     if op.op == "Mul":
-        out: Polynomial = {}
+        product: Polynomial = {}
         for p, v in a.items():
             for q, w in b.items():
-                out[p + q] = out.get(p + q, 0.0) + v * w
-        return out
+                product[p + q] = product.get(p + q, 0.0) + v * w
+        return product
     if set(b) != {0}:
         return None
     if op.op == "Div":

@@ -33,12 +33,12 @@ def fused(
     choices = prod(draft.shape(form.index)) // form.tokens
     if not _gate_fits(draft, form, gate, up):
         return False
-    width, out = (
+    width, width_out = (
         prod(draft.shape(x)) // form.tokens,
         prod(draft.shape(root.outputs[0])) // form.tokens,
     )
     lead = _lead_of(draft.shape(x), form.tokens)
-    if prod(draft.shape(x)) != form.tokens * width or lead is None or width != out:
+    if prod(draft.shape(x)) != form.tokens * width or lead is None or width != width_out:
         return False
     if (
         not _sizes_fit(draft, gate, up, down, width)

@@ -112,8 +112,8 @@ def _sum(find: Finder, root: Op) -> set[int]:
     draft = find.draft
     terms, inside = _terms(find, root)
     below = {id(op) for op in inside}
-    out = draft.shape(root.outputs[0])
-    form = Form(find, prod(out[:-1]), 0)
+    shape = draft.shape(root.outputs[0])
+    form = Form(find, prod(shape[:-1]), 0)
     form.inside += inside
     by_expert: dict[int, tuple[_One, str, str]] = {}
     rest: list[str] = []
@@ -139,7 +139,7 @@ def _sum(find: Finder, root: Op) -> set[int]:
     ):
         return below
     rest = [name for name in rest if not zeros(draft, name)]
-    if len(rest) > 1 or (rest and draft.shape(rest[0]) != out):
+    if len(rest) > 1 or (rest and draft.shape(rest[0]) != shape):
         return below if len(rest) > _OTHERS else set()
     _join(find, root, form, [by_expert[e] for e in sorted(by_expert)], rest)
     return below

@@ -55,9 +55,9 @@ class Finder:
             id(user) in group
             for op in inside
             if op is not root
-            for out in op.outputs
-            if out
-            for user in self.uses(out)
+            for result in op.outputs
+            if result
+            for user in self.uses(result)
         )
 
     def close(self, a: float | None, b: float, like: str) -> bool:

@@ -116,7 +116,7 @@ class Trace:
         from onnx import helper
 
         name = self.fresh(op)
-        out = [
+        values = [
             Value(
                 name if len(results) == 1 else f"{name}.{k}",
                 tuple(int(n) for n in shape),
@@ -125,12 +125,17 @@ class Trace:
             for k, (shape, dtype) in enumerate(results)
         ]
         node = helper.make_node(
-            op, [self.read(v) for v in inputs], [v.name for v in out], name, domain=domain, **attrs
+            op,
+            [self.read(v) for v in inputs],
+            [v.name for v in values],
+            name,
+            domain=domain,
+            **attrs,
         )
         self.nodes.append(node)
-        for v in out:
+        for v in values:
             self.types[v.name], self.makers[v.name] = v, node
-        return out
+        return values
 
     def constant(self, array: Any) -> Value:
         """A constant, each value once."""
@@ -231,11 +236,11 @@ class Trace:
         outer, loop = self.prefix, self.fresh("scan")
         for i in range(length - 1, -1, -1) if params["reverse"] else range(length):
             self.prefix, self._counts, outer_counts = f"{loop}.{i}/", {}, self._counts
-            out = self.jaxpr(
+            results = self.jaxpr(
                 body.jaxpr, body.consts, [*consts, *carry, *(self._item(x, i) for x in xs)]
             )
             self.prefix, self._counts = outer, outer_counts
-            carry, ys = out[: len(carry)], out[len(carry) :]
+            carry, ys = results[: len(carry)], results[len(carry) :]
             kept.append(ys)
         if params["reverse"]:
             kept.reverse()
@@ -272,16 +277,16 @@ class Trace:
     def bare(self, values: Sequence[Value], shape: Sequence[int]) -> list[Value]:
         """Operands of an element-wise operator as they were before jax spelt their broadcasting
         out, where the result's shape still follows."""
-        out = list(values)
+        operands = list(values)
         for k, v in enumerate(values):
             maker = self.makers.get(v.name)
             if maker is not None and maker.op_type == "Expand":
                 source = self._value(maker.input[0])
                 if source is not None and np.broadcast_shapes(
-                    source.shape, *(o.shape for j, o in enumerate(out) if j != k)
+                    source.shape, *(o.shape for j, o in enumerate(operands) if j != k)
                 ) == tuple(shape):
-                    out[k] = source
-        return out
+                    operands[k] = source
+        return operands
 
     def _value(self, name: str) -> Value | None:
         tensor = self.initializers.get(name)

@@ -156,11 +156,11 @@ class Guide:
     def agreeing(self, names: Sequence[str], axis: int) -> list[str]:
         """Operands of a Concat along `axis`: single samples are repeated where others have the
         batch."""
-        out = list(names)
+        agreed = list(names)
         for k in range(len(self.draft.shape(names[0]))):
             if k != axis and any(self.tracer.dims(n)[k] == (0,) for n in names):
-                out = [self.repeated(n, k) if self.draft.shape(n)[k] == 1 else n for n in out]
-        return out
+                agreed = [self.repeated(n, k) if self.draft.shape(n)[k] == 1 else n for n in agreed]
+        return agreed
 
 
 def refused(error: PlanError) -> PlanError:

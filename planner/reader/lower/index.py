@@ -77,11 +77,11 @@ def _gather(call: Call) -> None:
         call.result("Gather", [x, indices], {"axis": axis})
         return
     flat = index.reshape(-1)
-    out = (*shape[:axis], *index.shape, *shape[axis + 1 :])
+    target = (*shape[:axis], *index.shape, *shape[axis + 1 :])
     if bool((np.diff(flat) == 1).all()):  # neighbours: a slice, or the whole dim
         first = int(flat[0])
         if len(flat) == single[axis] < shape[axis] and guide is not None:
-            out = guide.with_batch(x, (*single[:axis], *index.shape, *single[axis + 1 :]))
+            target = guide.with_batch(x, (*single[:axis], *index.shape, *single[axis + 1 :]))
         elif len(flat) < shape[axis]:
             cut: dict[str, Any] = {
                 "axes": (axis,),
@@ -90,7 +90,7 @@ def _gather(call: Call) -> None:
                 "steps": (1,),
             }
             x = call.emit("Slice", [x], cut, out=call.name(0) if len(index.shape) == 1 else "")
-        call.bind(call.emit("Reshape", [x], shape=out, out=call.name(0)))
+        call.bind(call.emit("Reshape", [x], shape=target, out=call.name(0)))
         return
     if index is not call.draft.value(indices):
         indices = call.constant(index, "indices")
@@ -111,7 +111,7 @@ def _gather_nd(call: Call) -> None:
             and guide.speaks_of_one(index, max(guide.single(call.arg(0)), default=1))
         ):
             single = guide.single(call.arg(0))
-        out = (*index_shape[:-1], *single[depth:])
+        target = (*index_shape[:-1], *single[depth:])
         if index is not None and index.size == math.prod(single[:depth]) * depth and index.size:
             wrapped = np.where(index < 0, index + np.asarray(single[:depth]), index).reshape(
                 -1, depth
@@ -126,9 +126,9 @@ def _gather_nd(call: Call) -> None:
                     "Reshape",
                     [call.arg(0)],
                     shape=(
-                        guide.with_batch(call.arg(0), out)
+                        guide.with_batch(call.arg(0), target)
                         if guide is not None and single != data
-                        else out
+                        else target
                     ),
                 )
                 return

@@ -35,8 +35,10 @@ def windows(call: Call, kernel: tuple[int, ...], sizes: tuple[int, ...]) -> dict
         )
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         for k in range(n):
-            out = -(-sizes[k] // strides[k])
-            total = max(0, (out - 1) * strides[k] + dilations[k] * (kernel[k] - 1) + 1 - sizes[k])
+            extent = -(-sizes[k] // strides[k])
+            total = max(
+                0, (extent - 1) * strides[k] + dilations[k] * (kernel[k] - 1) + 1 - sizes[k]
+            )
             less = total // 2
             pads[k], pads[n + k] = (
                 (less, total - less) if auto == "SAME_UPPER" else (total - less, less)

@@ -173,7 +173,7 @@ def _inferred(call: Call, schema: Any) -> list[Type] | None:
         )
     except Exception as error:  # InferenceError, or what the C++ side throws for odd attributes
         raise Unsupported(f"shape inference fails: {str(error)[:160]}") from None
-    out: list[Type] = []
+    types_of_results: list[Type] = []
     for name in call.node.output:
         if not name:
             continue
@@ -197,8 +197,8 @@ def _inferred(call: Call, schema: Any) -> list[Type] | None:
             d.WhichOneof("value") != "dim_value" for d in dims
         ):
             return None
-        out.append((tuple(d.dim_value for d in dims), dtype))
-    return out
+        types_of_results.append((tuple(d.dim_value for d in dims), dtype))
+    return types_of_results
 
 
 def _keep(call: Call, types: list[Type]) -> None:

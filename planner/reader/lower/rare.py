@@ -30,7 +30,7 @@ def _pooled(call: Call, kernel: tuple[int, ...], attrs: dict[str, Any]) -> tuple
     """Extents of a pool's result; no window starts in the end padding."""
     sizes, n = call.shape()[2:], len(kernel)
     _need(len(sizes) == n, f"a window {list(kernel)} over {list(call.shape())}")
-    out = []
+    extents = []
     for k, size in enumerate(sizes):
         stride, low, high = attrs["strides"][k], attrs["pads"][k], attrs["pads"][n + k]
         room = size + low + high - attrs["dilations"][k] * (kernel[k] - 1) - 1
@@ -38,8 +38,8 @@ def _pooled(call: Call, kernel: tuple[int, ...], attrs: dict[str, Any]) -> tuple
         if attrs["ceil_mode"] and (count - 1) * stride >= size + low:
             count -= 1
         _need(count > 0, f"a window {list(kernel)} larger than {list(sizes)}")
-        out.append(count)
-    return (*call.shape()[:2], *out)
+        extents.append(count)
+    return (*call.shape()[:2], *extents)
 
 
 def _window_attrs(call: Call, kernel: tuple[int, ...]) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def _deform_conv(call: Call) -> None:
         "group": int(call.attr("group", 1)),
         "offset_group": int(call.attr("offset_group", 1)),
     }
-    out = [
+    extents = [
         (
             x[2 + k]
             + attrs["pads"][k]
@@ -231,19 +231,22 @@ def _deform_conv(call: Call) -> None:
         and x[1] % moved == 0,
         f"{groups} and {moved} groups of {list(x)} and {list(w)}",
     )
-    _need(offset == (x[0], moved * taps * 2, *out), f"offsets {list(offset)} for a result of {out}")
+    _need(
+        offset == (x[0], moved * taps * 2, *extents),
+        f"offsets {list(offset)} for a result of {extents}",
+    )
     operands = list(call.inputs[:3])
     if call.has(4):
         _need(
-            call.shape(4) == (x[0], moved * taps, *out),
-            f"a mask {list(call.shape(4))} for a result of {out}",
+            call.shape(4) == (x[0], moved * taps, *extents),
+            f"a mask {list(call.shape(4))} for a result of {extents}",
         )
         operands.append(call.arg(4))
     y = call.emit(
         "DeformConv",
         operands,
         attrs,
-        shape=(x[0], w[0], *out),
+        shape=(x[0], w[0], *extents),
         out="" if call.has(3) else call.name(0),
     )
     call.bind(add_channel_bias(call, y, call.arg(3)) if call.has(3) else y)

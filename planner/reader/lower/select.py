@@ -140,19 +140,19 @@ def of_pair(call: Call) -> bool:
 
 def follow(call: Call) -> None:
     """Remembers what the results of a node hold of the tokens of an expert."""
-    selected, out = (
+    selected, result = (
         call.lowering.selected,
         (call.frame.env.get(call.node.output[0]) if call.node.output else None),
     )
     parts = [selected.get(i) for i in call.inputs]
     first = parts[0] if parts else None
-    if not out or not any(parts):
+    if not result or not any(parts):
         return
     if (
         call.op in _VIEWS
         or (call.op == "Transpose" and first is not None and first.part == "expert")
     ) and first is not None:
-        selected[out] = first
+        selected[result] = first
     elif call.op == "Mul" and len(parts) == 2:
         for k in (0, 1):
             part = parts[k]
@@ -161,11 +161,11 @@ def follow(call: Call) -> None:
                 and part.part == "token"
                 and call.draft.scalar(call.inputs[1 - k]) == part.choices
             ):
-                selected[out] = Selected("token * K", part.mask, part.choices, part.tokens)
+                selected[result] = Selected("token * K", part.mask, part.choices, part.tokens)
     elif call.op == "Add" and len(parts) == 2 and all(parts):
         a, b = sorted((p for p in parts if p is not None), key=lambda p: p.part)
         if (a.part, b.part) == ("choice", "token * K") and a.mask == b.mask:
-            selected[out] = Selected("place", a.mask, a.choices, a.tokens)
+            selected[result] = Selected("place", a.mask, a.choices, a.tokens)
 
 
 def share_of(call: Call) -> bool:

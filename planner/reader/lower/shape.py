@@ -15,20 +15,20 @@ Rule = Callable[[Call], None]
 def reshape_target(shape: tuple[int, ...], wanted: list[int], allow_zero: bool) -> tuple[int, ...]:
     """The static target of an ONNX Reshape: 0 copies a dim, one -1 is inferred. Raises
     ShapeError."""
-    out = list(wanted)
-    for k, n in enumerate(out):
+    target = list(wanted)
+    for k, n in enumerate(target):
         if n == 0 and not allow_zero:
             if k >= len(shape):
                 raise ShapeError(f"cannot reshape {list(shape)} to {wanted}")
-            out[k] = shape[k]
-    if min(out, default=0) < -1 or out.count(-1) > 1:
+            target[k] = shape[k]
+    if min(target, default=0) < -1 or target.count(-1) > 1:
         raise ShapeError(f"cannot reshape {list(shape)} to {wanted}")
-    if -1 in out:
-        rest = math.prod(n for n in out if n != -1)
+    if -1 in target:
+        rest = math.prod(n for n in target if n != -1)
         if rest == 0 or math.prod(shape) % rest:
             raise ShapeError(f"cannot reshape {list(shape)} to {wanted}")
-        out[out.index(-1)] = math.prod(shape) // rest
-    return tuple(out)
+        target[target.index(-1)] = math.prod(shape) // rest
+    return tuple(target)
 
 
 def _reshape(call: Call) -> None:

@@ -390,27 +390,27 @@ def _from_tokens(
 
 
 def _static(name: str, shape: tuple[int | str, ...], known: Mapping[str, int]) -> tuple[int, ...]:
-    out = []
+    extents = []
     for n in shape:
         if isinstance(n, str):
             n = known[n] if n in known else _evaluate(n, known)
-        out.append(n)
-    if min(out, default=1) < (0 if _CACHE.search(name) else 1):
+        extents.append(n)
+    if min(extents, default=1) < (0 if _CACHE.search(name) else 1):
         raise PlanError(
             "P140",
-            f"input {name!r} gets the shape {out} from {list(shape)}",
+            f"input {name!r} gets the shape {extents} from {list(shape)}",
             help=["choose dims that make every size positive"],
         )
     elements = 1
-    for n in out:
+    for n in extents:
         elements *= n
     if elements > MOST_ELEMENTS:
         raise PlanError(
             "P133",
-            f"input {name!r} of shape {out} has {elements} elements, which does not fit in any"
+            f"input {name!r} of shape {extents} has {elements} elements, which does not fit in any"
             " device memory",
         )
-    return tuple(out)
+    return tuple(extents)
 
 
 _OPS: dict[type, Any] = {

@@ -85,11 +85,11 @@ def _read_apart(
     for *views, cast in ways:
         name, copied_views = copy, list[Op]()
         for view in views:
-            out = draft.fresh(view.outputs[0])
-            draft.types[out] = draft.shape(view.outputs[0]), kind
+            fresh = draft.fresh(view.outputs[0])
+            draft.types[fresh] = draft.shape(view.outputs[0]), kind
             inputs, number = [name, *view.inputs[1:]], f"{cast.id}/{view.id}"
-            copied_views.append(Op(view.op, inputs, [out], dict(view.attrs), number))
-            name = out
+            copied_views.append(Op(view.op, inputs, [fresh], dict(view.attrs), number))
+            name = fresh
         _rename(readers, cast.outputs[0], name)
         instead[cast] = copied_views
     return instead

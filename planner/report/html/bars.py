@@ -83,11 +83,11 @@ def add(into: dict[str, float], kind: str, seconds: float) -> None:
 
 def total(parts: Iterable[Part]) -> dict[str, float]:
     """kind -> seconds of several parts."""
-    out: dict[str, float] = {}
+    seconds_of: dict[str, float] = {}
     for part in parts:
         for kind, seconds in part.shares.items():
-            add(out, kind, seconds)
-    return out
+            add(seconds_of, kind, seconds)
+    return seconds_of
 
 
 def block_name(d: Detail, run: int) -> str:
@@ -189,7 +189,7 @@ def passes_of(d: Detail) -> dict[str, list[Part]]:
 def _stage(p: Pipeline, passes: Mapping[str, list[Part]], stage: int) -> list[Part]:
     """A stage's ticks, equal neighbours together."""
     sums = {name: total(parts) for name, parts in passes.items()}
-    out = []
+    ticks = []
     for s in stretches(p, stage):
         shares: dict[str, float] = {}
         words = []
@@ -203,7 +203,7 @@ def _stage(p: Pipeline, passes: Mapping[str, list[Part]], stage: int) -> list[Pa
                     f"{name} of microbatch{f'es {m} to {end}' if m != end else f' {m}'}{chunk}"
                 )
         both = [name for name in ("forward", "backward") if any(w.startswith(name) for w in words)]
-        out.append(
+        ticks.append(
             Part(
                 " and ".join(both)
                 or ("head and loss" if any(m != BUBBLE for _, m in s.first.passes) else "bubble"),
@@ -212,12 +212,12 @@ def _stage(p: Pipeline, passes: Mapping[str, list[Part]], stage: int) -> list[Pa
                 s.count,
             )
         )
-    return out
+    return ticks
 
 
 def ends_of(d: Detail) -> list[Part]:
     """What comes once a step, after the backward pass."""
-    out, labels = (
+    ends, labels = (
         [],
         {
             "forward": "sum of the loss",
@@ -227,25 +227,25 @@ def ends_of(d: Detail) -> list[Part]:
     )
     if d.loop_copy_s:
         shown_as = "optimizer" if d.optimizer_s else "forward"
-        out.append(Part("copies of loops", {shown_as: d.loop_copy_s}))
+        ends.append(Part("copies of loops", {shown_as: d.loop_copy_s}))
     for phase, label in labels.items():
         if phase == "optimizer" and d.optimizer_s:
-            out.append(Part("optimizer", {"optimizer": d.optimizer_s}))
+            ends.append(Part("optimizer", {"optimizer": d.optimizer_s}))
         moves = [m for m in d.moves if m.when == "end" and m.phase == phase]
         if sum(m.exposed_s for m in moves):
-            out.append(Part(label, _exposed(moves, 1.0)))
-    return out
+            ends.append(Part(label, _exposed(moves, 1.0)))
+    return ends
 
 
 def _groups(d: Detail) -> list[tuple[int, list[Row]]]:
     """Rows outside blocks one by one, those of a block together, in program order."""
-    out: list[tuple[int, list[Row]]] = []
+    groups: list[tuple[int, list[Row]]] = []
     for row in d.rows:
-        if row.run >= 0 and out and out[-1][0] == row.run:
-            out[-1][1].append(row)
+        if row.run >= 0 and groups and groups[-1][0] == row.run:
+            groups[-1][1].append(row)
         else:
-            out.append((row.run, [row]))
-    return out
+            groups.append((row.run, [row]))
+    return groups
 
 
 def opened(d: Detail, part: Part, back: bool) -> list[Part]:
@@ -366,14 +366,14 @@ def _block(d: Detail, run: int, rows: list[Row]) -> Block:
 def small_together(parts: Iterable[Part], whole: float) -> tuple[Part, ...]:
     """Parts in order, neighbours below the smallest share of `whole` merged, so that a bar of
     thousands of operators stays a bar."""
-    out: list[Part] = []
+    merged: list[Part] = []
     run: list[Part] = []
 
     def close() -> None:
         if len(run) == 1:
-            out.append(run[0])
+            merged.append(run[0])
         elif run:
-            out.append(
+            merged.append(
                 Part(
                     f"{len(run)} small parts", total(run), f"from {run[0].label} to {run[-1].label}"
                 )
@@ -385,10 +385,10 @@ def small_together(parts: Iterable[Part], whole: float) -> tuple[Part, ...]:
             continue
         if part.time_s >= SMALLEST * whole or part.run >= 0:
             close()
-            out.append(part)
+            merged.append(part)
         else:
             run.append(part)
             if sum(p.time_s for p in run) >= SMALLEST * whole:
                 close()
     close()
-    return tuple(out)
+    return tuple(merged)

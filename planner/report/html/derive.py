@@ -329,11 +329,11 @@ def saved_bytes(p: Priced) -> dict[int, float]:
         for i in range(first, first + period * repeats)
     }
     pipeline = pipeline_of(graph, plan)
-    slack, out = 1 + p.pricer.runtime.memory_slack, dict[int, float]()
+    slack, bytes_of = 1 + p.pricer.runtime.memory_slack, dict[int, float]()
     written_out = plan.blocks == WRITTEN_OUT
     base = without_loops(p.base, p.flow) if written_out else p.base
     for i, size in slope_bytes(base, p.flow, p.pricer) if written_out else ():
-        out[i] = out.get(i, 0.0) + size * slack
+        bytes_of[i] = bytes_of.get(i, 0.0) + size * slack
     for i, name, size in saved_tensors(base, p.flow, p.pricer):
         if plan.recompute != "none" and i in inside:
             first, period = inside[i]
@@ -345,8 +345,8 @@ def saved_bytes(p: Priced) -> dict[int, float]:
             if pipeline and i not in p.base.epilogue
             else 1.0
         )
-        out[i] = out.get(i, 0.0) + size * times * slack
-    return out
+        bytes_of[i] = bytes_of.get(i, 0.0) + size * times * slack
+    return bytes_of
 
 
 def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
@@ -370,7 +370,7 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
         for n, w in p.flow.weights.items()
         if w.zero_stage == 3 and w.zero_dim >= 0
     }
-    out = []
+    moves = []
     uses = collectives.collectives(p.flow, p.runs, p.pricer.itemsize)
     for use, seconds, hidden in sent_s(p.base, p.flow, p.runs, uses, p.pricer):
         if use.phase == "gradient":
@@ -388,7 +388,7 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
             # What a stage hands on is what its last block makes; the loss is summed over the stages
             # once.
             when, what = ("handed", leaves[what]) if what in leaves else ("end", what)
-        out.append(
+        moves.append(
             Move(
                 kind=use.kind,
                 axes=use.axes,
@@ -403,7 +403,7 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
                 hidden_s=hidden,
             )
         )
-    return tuple(out)
+    return tuple(moves)
 
 
 def _edges(
@@ -435,7 +435,7 @@ def _edges(
                 link = (home[producer], home[i], drawn)
                 path = flow.trees[name].path(flow.need[i, slot])
                 links.setdefault(name, []).append((link, i, path, times))
-    out: dict[Link, float] = {}
+    bytes_of: dict[Link, float] = {}
     for name, uses in links.items():
         back = name in p.flow.grad
         steps = {
@@ -451,8 +451,8 @@ def _edges(
             size = moved * mine / total if total else 0.0
             largest[link, i] = max(largest.get((link, i), 0.0), size)
         for (link, _), size in largest.items():
-            out[link] = out.get(link, 0.0) + size
-    return tuple(Edge(*link, size) for link, size in sorted(out.items()))
+            bytes_of[link] = bytes_of.get(link, 0.0) + size
+    return tuple(Edge(*link, size) for link, size in sorted(bytes_of.items()))
 
 
 def _elements(step: ReshardStep, back: bool) -> int:

@@ -65,14 +65,14 @@ def lens(v: View, scale_s: float) -> list[Markup]:
         ]
     t = timeline(v.detail)
     step_s = sum(p.time_s for p in t.step)
-    out = [key_of(t.step), stage(v)]
-    out += (
+    drawn = [key_of(t.step), stage(v)]
+    drawn += (
         _stages(v.detail.pipeline, t, scale_s)
         if v.detail.pipeline is not None
         else [_bar("the step", step_s, t.step, scale_s, room)]
     )
     if t.hidden_s:
-        out.append(
+        drawn.append(
             el(
                 "p",
                 el("i", class_="swatch k-hidden"),
@@ -81,10 +81,10 @@ def lens(v: View, scale_s: float) -> list[Markup]:
             )
         )
     microbatch = _microbatch(v.detail, t, step_s, scale_s, room)
-    out += microbatch
+    drawn += microbatch
     if microbatch:
-        out += [_opened(t.micro, b, k > 0, room) for k, b in enumerate(t.blocks)]
-    return [*out, readout()]
+        drawn += [_opened(t.micro, b, k > 0, room) for k, b in enumerate(t.blocks)]
+    return [*drawn, readout()]
 
 
 def _microbatch(d: Detail, t: Timeline, step_s: float, scale_s: float, room: float) -> list[Markup]:
@@ -159,10 +159,10 @@ def _stages(p: Pipeline, t: Timeline, scale_s: float) -> list[Markup]:
         else [*range(STAGES // 2), *range(p.stages - STAGES // 2, p.stages)]
     )
     sized = None if step_s > 0.9995 * scale_s else f"width:{100 * step_s / scale_s:.2f}%"
-    out: list[Markup] = []
+    bars: list[Markup] = []
     for place, k in enumerate(shown):
         if place and k > shown[place - 1] + 1:
-            out.append(
+            bars.append(
                 el("p", f"stages {shown[place - 1] + 1} to {k - 1} likewise", class_="small")
             )
         bar = el(
@@ -179,7 +179,7 @@ def _stages(p: Pipeline, t: Timeline, scale_s: float) -> list[Markup]:
             if len(blocks) <= ROOM
             else blocks.removeprefix("blocks ").partition(",")[0] + ", …"
         )
-        out.append(
+        bars.append(
             el(
                 "div",
                 el("span", el("b", f"stage {k}"), " ", el("small", label), title=blocks),
@@ -189,7 +189,7 @@ def _stages(p: Pipeline, t: Timeline, scale_s: float) -> list[Markup]:
         )
     return [
         el("p", el("span", "the step, a bar per stage"), el("b", f.time(step_s)), class_="cap"),
-        el("div", out, class_="stages level"),
+        el("div", bars, class_="stages level"),
     ]
 
 
@@ -256,7 +256,7 @@ def _bar(
 def _parts(parts: Sequence[Part], whole: float, marked: bool = True) -> list[Markup]:
     """The parts of a bar. marked: lines part them and what they repeat; hundreds of ticks side by
     side would be nothing but lines."""
-    out = []
+    drawn = []
     for n, part in enumerate(parts):
         sep = " sep" if marked and part.time_s >= SEPARATE * whole else ""
         bands = [
@@ -269,7 +269,7 @@ def _parts(parts: Sequence[Part], whole: float, marked: bool = True) -> list[Mar
             if marked and 1 < part.repeats <= min(TICKS, DENSEST * part.time_s / whole)
             else None
         )
-        out.append(
+        drawn.append(
             el(
                 "i",
                 bands,
@@ -283,7 +283,7 @@ def _parts(parts: Sequence[Part], whole: float, marked: bool = True) -> list[Mar
                 data_run=str(part.run) if part.run >= 0 else None,
             )
         )
-    return out
+    return drawn
 
 
 def _names(parts: Sequence[Part], whole: float, sized: str | None, room: float) -> Markup:

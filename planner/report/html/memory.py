@@ -257,14 +257,14 @@ def memory(v: View, scale_bytes: float, curve: float) -> list[Markup]:
     the stack, `curve` the height of the curve."""
     c = v.strategy.costs
     parts = [(k, n) for k, n in breakdown(c) if n]
-    out = [
+    drawn = [
         legend([(f"m-{k}", PART_NAMES[k], f.size(n)) for k, n in parts]),
         _stack(v, parts, scale_bytes),
     ]
     d = v.detail
     if d is None:
         return [
-            *out,
+            *drawn,
             note(
                 "The curve over the step, and the activations saved for the backward pass, need"
                 " the model."
@@ -272,14 +272,14 @@ def memory(v: View, scale_bytes: float, curve: float) -> list[Markup]:
         ]
     if not d.training:
         return [
-            *out,
+            *drawn,
             note(
                 "Nothing is saved from one operator to the next but what is still to be read: a"
                 " forward pass has no curve."
             ),
         ]
     s = series(d)
-    return [*out, _curve(v, s, curve, span_text(d)), _kept(s, d.pipeline)]
+    return [*drawn, _curve(v, s, curve, span_text(d)), _kept(s, d.pipeline)]
 
 
 def _stack(v: View, parts: Sequence[tuple[str, int]], scale: float) -> Markup:

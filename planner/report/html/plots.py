@@ -91,8 +91,8 @@ def png(s: Strategy, d: Detail, path: Path) -> None:
     )
     _memory(rows[2], s, d)
     try:
-        with replacing(path) as out:
-            figure.savefig(out, format="png", metadata={"Software": None})
+        with replacing(path) as file:
+            figure.savefig(file, format="png", metadata={"Software": None})
     except OSError as e:
         raise PlanError(
             "P056",

@@ -35,17 +35,17 @@ def graph(v: View, rails: Rails | None, widest: float) -> list[Markup]:
     if rails is None:
         return [_bare(v)]
     scale = max((line.kernels_s + line.comm_s for line in rails.lines), default=0.0)
-    out: list[Markup] = []
+    drawn: list[Markup] = []
     k = 0
     while k < len(rails.lines):
         end = k
         while end < len(rails.lines) and rails.lines[end].run == rails.lines[k].run:
             end += 1
-        out.append(_stretch(v, rails, k, end, widest, scale))
+        drawn.append(_stretch(v, rails, k, end, widest, scale))
         k = end
     return [
         _legend(widest, v.detail is not None and v.detail.pipeline is not None),
-        el("div", out, class_="rails", style=f"--lanes:{rails.lanes}"),
+        el("div", drawn, class_="rails", style=f"--lanes:{rails.lanes}"),
     ]
 
 

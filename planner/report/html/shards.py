@@ -53,7 +53,7 @@ def cards(s: Strategy) -> list[Card]:
     for t in s.tensors.values():
         if "label" in t and t.get("zero"):
             by_key.setdefault((tuple(t["shape"]), tuple(tuple(a) for a in t["layout"])), t["zero"])
-    out = []
+    cards_drawn = []
     for g in groups[:TENSORS]:
         zero = by_key.get((g.shape, g.dims))
         state = tuple(
@@ -61,7 +61,7 @@ def cards(s: Strategy) -> list[Card]:
             for i, a in enumerate(g.dims)
         )
         label = re.sub(r"[./]weight$", "", labels[g.label])
-        out.append(
+        cards_drawn.append(
             Card(
                 title=label,
                 notation="W" + cells([names.get(n, f"{n:,}") for n in g.shape], g.dims),
@@ -84,7 +84,7 @@ def cards(s: Strategy) -> list[Card]:
             None,
         )
         if x and row is not None:
-            out.append(
+            cards_drawn.append(
                 Card(
                     title="between blocks",
                     notation=x,
@@ -94,7 +94,7 @@ def cards(s: Strategy) -> list[Card]:
                     count=1,
                 )
             )
-    return out
+    return cards_drawn
 
 
 def shards(v: View) -> list[Markup]:

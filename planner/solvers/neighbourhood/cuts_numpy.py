@@ -93,17 +93,17 @@ def draw(
         table = math.exp(min(size[v], 700.0))
         fits = size[v] <= most and total + table <= room and len(near[v]) < MOST_DIMS
         if fits:
-            out = v
+            node = v
             order.append(v)
             scopes.append(tuple(near[v]))
             total += table
         else:
-            out = max((v, *near[v]), key=lambda u: len(near[u]) * chance[u])
-        gone[out], around = True, near[out]
+            node = max((v, *near[v]), key=lambda u: len(near[u]) * chance[u])
+        gone[node], around = True, near[node]
         for u in around:
             row = near[u]
-            row.discard(out)
-            size[u] -= logs[out]
+            row.discard(node)
+            size[u] -= logs[node]
             if fits:
                 fresh = around - row
                 fresh.discard(u)

@@ -210,7 +210,7 @@ def _covered(placed: Iterable[_Placed]) -> int:
 def _apart(placed: Iterable[_Placed]) -> tuple[Held, ...]:
     """Largest first, of equal ones the earliest, none overlapping one before it."""
     taken: dict[int, list[tuple[int, int]]] = {}
-    out = []
+    apart = []
     for p in sorted(
         placed,
         key=lambda p: (-p.held.size_bytes, p.held.first, p.allocation, p.offset, p.held.name),
@@ -222,8 +222,8 @@ def _apart(placed: Iterable[_Placed]) -> tuple[Held, ...]:
         )
         if high > low and all(high <= a or b <= low for a, b in spans):
             spans.append((low, high))
-            out.append(p.held)
-    return tuple(out)
+            apart.append(p.held)
+    return tuple(apart)
 
 
 def assignment_in(folder: Path) -> Assignment:

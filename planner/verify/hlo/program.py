@@ -109,7 +109,7 @@ def collectives(
         lambda readings: sum((f.collective.wire_bytes for f in readings), Fraction(0)),
     )
     seen: set[tuple[str, ...]] = set()
-    out = []
+    counted = []
     for site in sites:
         for reading in site.selected:
             if reading.key:
@@ -117,7 +117,7 @@ def collectives(
                     continue
                 seen.add(reading.key)
             c = reading.collective
-            out.append(
+            counted.append(
                 replace(
                     c,
                     count=site.count,
@@ -126,7 +126,7 @@ def collectives(
                     heaviest=site.heaviest,
                 )
             )
-    return tuple(out)
+    return tuple(counted)
 
 
 def traffic(
@@ -148,10 +148,10 @@ def traffic(
             entry = totals.setdefault((c.kind, c.axes), [Fraction(0), Fraction(0)])
             entry[0] += c.payload_bytes * c.count
             entry[1] += c.wire_bytes * c.count
-    out: dict[str, dict[str, dict[str, int | Fraction]]] = {}
+    table: dict[str, dict[str, dict[str, int | Fraction]]] = {}
     for (kind, axes), (payload, wire) in sorted(totals.items()):
-        out.setdefault(kind, {})[axes] = {"payload": int(payload), "wire": wire}
-    return out
+        table.setdefault(kind, {})[axes] = {"payload": int(payload), "wire": wire}
+    return table
 
 
 def wire(kind: str, payload_bytes: int, group: int) -> Fraction:

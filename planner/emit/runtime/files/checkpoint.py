@@ -341,10 +341,10 @@ def write_named(path, shapes, groups):
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     aside = path.with_name(f".{path.name}.part") if jax.process_index() == 0 else os.devnull
-    with open(aside, "wb") as out:
-        out.write(len(text).to_bytes(8, "little") + text)
+    with open(aside, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
         for arrays in groups:
             for array in arrays:
-                out.write(np.ascontiguousarray(array, np.float32).tobytes())
+                file.write(np.ascontiguousarray(array, np.float32).tobytes())
     if jax.process_index() == 0:
         os.replace(aside, path)

@@ -125,12 +125,12 @@ def next_batch(data, step, seed, mesh):
     if data is None:
         return place(fresh, specs_of(INPUTS), mesh)
     numbers, sample = sample_numbers(data, step, seed), data[1]
-    out: dict = {}
+    arrays: dict = {}
     for key, (shape, dtype, limit, spec) in INPUTS.items():
         lead, full = leading(shape), padded_shape(shape, spec)
         known = sample(numbers[0])
         if not lead:
-            out |= place(
+            arrays |= place(
                 {
                     key: (
                         np.reshape(known[key], shape).astype(fresh[key].dtype)
@@ -162,5 +162,5 @@ def next_batch(data, step, seed, mesh):
                 value, [(0, size - n) for size, n in zip(sizes, value.shape, strict=True)]
             )
 
-        out[key] = jax.make_array_from_callback(full, NamedSharding(mesh, spec), piece)
-    return out
+        arrays[key] = jax.make_array_from_callback(full, NamedSharding(mesh, spec), piece)
+    return arrays

@@ -76,7 +76,7 @@ def read_safetensors(path, prefix=""):
         "U8": "u1",
         "BOOL": "?",
     }
-    out = {}
+    arrays = {}
     try:
         if not path.is_file():  # a pipe would never end
             raise ValueError("no plain file")
@@ -99,7 +99,7 @@ def read_safetensors(path, prefix=""):
                         f"{name!r} ends {8 + size + high - len(raw)} bytes behind the end of the"
                         " file"
                     )
-                out[name.removeprefix(prefix)] = (
+                arrays[name.removeprefix(prefix)] = (
                     raw[8 + size + low : 8 + size + high].view(kind).reshape(shape)
                 )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
@@ -107,13 +107,13 @@ def read_safetensors(path, prefix=""):
             f"{path} cannot be read as .safetensors:"
             f" {type(e).__name__ + ': ' if type(e) is not ValueError else ''}{e}"
         ) from None
-    return out
+    return arrays
 
 
 def read_external(folder):
     """name -> array, memory-mapped from the model's own data files, which must lie inside `folder`;
     files that are missing are left out."""
-    out, home = {}, folder.resolve()
+    arrays, home = {}, folder.resolve()
     for key, (file, dtype, offsets, shape, steps) in EXTERNAL.items():
         path = (home / file).resolve()
         if not path.is_relative_to(home):
@@ -134,8 +134,8 @@ def read_external(folder):
             )
             for kind, argument in steps:
                 array = array.reshape(argument) if kind == "reshape" else array.transpose(argument)
-            out[name] = array
-    return out
+            arrays[name] = array
+    return arrays
 
 
 def labels_of(key, row):
@@ -191,7 +191,7 @@ def initial_values(table, seed, weights):
 def place(values, specs, mesh):
     """Arrays on the mesh under their PartitionSpecs, padded up to what their shards need; each
     process gives its devices' pieces."""
-    out = {}
+    arrays = {}
     for key, value in values.items():
         full = padded_shape(value.shape, specs[key])
         value = (
@@ -199,12 +199,12 @@ def place(values, specs, mesh):
             if full != value.shape
             else value
         )
-        out[key] = jax.make_array_from_callback(
+        arrays[key] = jax.make_array_from_callback(
             full,
             NamedSharding(mesh, specs[key]),
             functools.partial(np.ndarray.__getitem__, np.asarray(value)),
         )
-    return out
+    return arrays
 
 
 def padded_shape(shape, spec):
@@ -243,15 +243,15 @@ def computed(values):
 def synthetic_batch(seed):
     """Seeded data of the right shapes: integers below their tables, floats normal, masks all
     true."""
-    rng, out = np.random.default_rng(seed), {}
+    rng, arrays = np.random.default_rng(seed), {}
     for key, (shape, dtype, high, _) in INPUTS.items():
         if high:
-            out[key] = rng.integers(0, high, shape).astype(dtype)
+            arrays[key] = rng.integers(0, high, shape).astype(dtype)
         elif dtype == "float":
-            out[key] = rng.standard_normal(shape, np.float32)
+            arrays[key] = rng.standard_normal(shape, np.float32)
         else:
-            out[key] = np.ones(shape, dtype)
-    return out
+            arrays[key] = np.ones(shape, dtype)
+    return arrays
 
 
 def at_least(least):

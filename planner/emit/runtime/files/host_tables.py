@@ -41,7 +41,7 @@ def first_rows(key, seed, weights, part, parts):
     (rows, _), (_, width), (name,) = HOST_TABLES[key], PARAMS[key][0], labels_of(key, PARAMS[key])
     if name in weights:
         return np.array(weights[name][part::parts], np.float32)
-    rng, mean, out = (
+    rng, mean, values = (
         np.random.default_rng([seed, zlib.crc32(name.encode())]),
         PARAMS[key][3],
         np.empty((len(range(part, rows, parts)), width), np.float32),
@@ -52,8 +52,8 @@ def first_rows(key, seed, weights, part, parts):
         )
         mine = drawn[(part - low) % parts :: parts]
         first = -(-(low - part) // parts) if low > part else 0
-        out[first : first + len(mine)] = mine
-    return out
+        values[first : first + len(mine)] = mine
+    return values
 
 
 def make_part(seed, weights, part, parts):
@@ -63,11 +63,11 @@ def make_part(seed, weights, part, parts):
         len(jax.eval_shape(start_state, {"": jax.ShapeDtypeStruct((1,), jnp.float32)})[""])
         - masters
     )
-    out = {}
+    tables = {}
     for key in HOST_TABLES:
         value = first_rows(key, seed, weights, part, parts)
-        out[key] = [value, *(np.zeros_like(value) for _ in range(moments))]
-    return out
+        tables[key] = [value, *(np.zeros_like(value) for _ in range(moments))]
+    return tables
 
 
 def read_part(arrays, rows):
@@ -237,13 +237,13 @@ def receive(wire):
     """(header, payload) of a message; ConnectionError when the other side is gone."""
 
     def exactly(size):
-        out = bytearray()
-        while len(out) < size:
-            data = wire.recv(min(size - len(out), 1 << 20))
+        received = bytearray()
+        while len(received) < size:
+            data = wire.recv(min(size - len(received), 1 << 20))
             if not data:
                 raise ConnectionError("the other side of a table's connection is gone")
-            out += data
-        return out
+            received += data
+        return received
 
     size = int.from_bytes(exactly(8), "little")
     if size > LONGEST_HEADER_BYTES:

@@ -41,10 +41,10 @@ def virtual_stage_of(params, virtual):
 
 def add_virtual_stage(total, grads, virtual, real):
     """Gradients of a virtual stage added to those of all, where the slot is real."""
-    out = dict(total)
+    sums = dict(total)
     for key, d in grads.items():
         d = jnp.where(real, d, 0)
-        out[key] = (
+        sums[key] = (
             lax.dynamic_update_index_in_dim(
                 total[key],
                 lax.dynamic_index_in_dim(total[key], virtual, keepdims=False) + d,
@@ -54,7 +54,7 @@ def add_virtual_stage(total, grads, virtual, real):
             if key in PER_VIRTUAL_STAGE
             else total[key] + d
         )
-    return out
+    return sums
 
 
 # Long: the ticks of one schedule, nested functions that share its microbatches and its ring.

@@ -42,7 +42,7 @@ def varying(x, axes):
 def joined(values, pieces, room):
     """Flat buffers, as `room` says: key -> (elements, dtype, axes they differ over), with values
     one behind the other and zeros around them. pieces: (key, first element, shape) of each."""
-    out = {}
+    buffers = {}
     for key, (size, dtype, axes) in room.items():
         parts = [
             varying(v.reshape(-1).astype(dtype), axes)
@@ -55,8 +55,8 @@ def joined(values, pieces, room):
             for n in (before, size - before - sum(v.size for v in parts))
         ]
         parts = [v for v in (around[0], *parts, around[1]) if v.size]
-        out[key] = jnp.concatenate(parts) if len(parts) > 1 else parts[0]
-    return out
+        buffers[key] = jnp.concatenate(parts) if len(parts) > 1 else parts[0]
+    return buffers
 
 
 def apart_in(flat, pieces):

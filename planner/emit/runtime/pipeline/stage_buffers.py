@@ -55,26 +55,26 @@ def places_of(key, row):
 
 def packed(key, row, values):
     """A buffer from its weights by label, in the type of the first."""
-    out = np.zeros(row[0], next(iter(values.values())).dtype)
+    buffer = np.zeros(row[0], next(iter(values.values())).dtype)
     for label, where, piece, inside in places_of(key, row):
         part = values[label][inside]
-        out[where] = np.pad(
+        buffer[where] = np.pad(
             part, [(0, n - m) for n, m in zip(piece, part.shape, strict=True)]
         ).ravel()
-    return out
+    return buffer
 
 
 def unpacked(key, row, buffer):
     """label -> weight of what is in a buffer (of parameters, gradients or moments)."""
-    out = {
+    weights = {
         label: np.zeros(whole, buffer.dtype)
         for label, (_, _, _, whole, *_) in zip(labels_of(key, row), STAGE_BUFFERS[key], strict=True)
     }
     for label, where, piece, inside in places_of(key, row):
-        out[label][inside] = buffer[where].reshape(piece)[
+        weights[label][inside] = buffer[where].reshape(piece)[
             tuple(slice(0, s.stop - s.start) for s in inside)
         ]
-    return out
+    return weights
 
 
 def packing():

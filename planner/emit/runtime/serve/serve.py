@@ -270,7 +270,7 @@ def load_weights(args, mesh):
     QUANTIZED in WEIGHT_TYPE, with scales."""
     scales = {scale for scale, *_ in QUANTIZED.values()}
     weights = stored_weights(args, {key: row for key, row in FROZEN.items() if key not in scales})
-    out: dict = {}
+    arrays: dict = {}
     for key, (shape, dtype, *rest, spec) in FROZEN.items():
         if key in scales:
             continue
@@ -280,8 +280,8 @@ def load_weights(args, mesh):
         if scale:
             short, scale_rows = in_a_byte(values[key].T if turned else values[key], dim)
             values = {key: short, scale: scale_rows.squeeze(dim)}
-        out |= place(computed(values), {k: FROZEN[k][-1] for k in values}, mesh)
-    return out
+        arrays |= place(computed(values), {k: FROZEN[k][-1] for k in values}, mesh)
+    return arrays
 
 
 def in_a_byte(w, dim):

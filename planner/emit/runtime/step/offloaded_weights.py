@@ -163,7 +163,7 @@ def updated(key, change, p, gradient, state):
 def place(values, specs, mesh):
     """Arrays on the mesh under their PartitionSpecs, padded up to what their shards need; each
     process gives its devices' pieces. Offloaded weights go to the host's memory at once."""
-    out = {}
+    arrays = {}
     for key, value in values.items():
         full = padded_shape(value.shape, specs[key])
         value = (
@@ -171,12 +171,12 @@ def place(values, specs, mesh):
             if full != value.shape
             else value
         )
-        out[key] = jax.make_array_from_callback(
+        arrays[key] = jax.make_array_from_callback(
             full,
             parameter_at(mesh, key, specs[key]),
             functools.partial(np.ndarray.__getitem__, np.asarray(value)),
         )
-    return out
+    return arrays
 
 
 def read(saved, done, about, k, table, dtype, mesh):

@@ -15,6 +15,6 @@ def make_step(mesh):
     """step(params, state, frozen, batch, count) -> what `one_step` does, compiled once; params and
     state are updated in place."""
     p, state, f, b = specs_of(PARAMS), state_specs(), specs_of(FROZEN), specs_of(INPUTS)
-    out = p, state, *[P()] * results()
-    step = jax.shard_map(one_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=out)
+    specs_out = p, state, *[P()] * results()
+    step = jax.shard_map(one_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=specs_out)
     return jax.jit(step, donate_argnums=(0, 1), compiler_options=fused(mesh))
