@@ -46,19 +46,19 @@ class Tile:
         return self.slower * 2.0 * filled * (across + 64 * self.more)
 
     def rows_moved(self, rows: float, experts: int, across: int, wide: int) -> float:
-        """Elements that it moves."""
+        """Elements that the kernel for rows moves."""
         often = ceil(wide / self.columns) if self.again else 1
         return self.met(rows, experts) * across * wide + rows * (often * across + wide)
 
     def weights_flops(self, rows: float, experts: int, across: int, wide: int) -> float:
-        """The same of the kernel for the gradients of these weights, which sums over the rows of an
-        expert."""
+        """FLOPs of a library's product that takes as long as the kernel for the gradients of these
+        weights, which sums over the rows of an expert."""
         filled = rows + experts * (self.rows / 2 + 64 * self.more)
         tiles = ceil(across / self.tall) * ceil(wide / self.columns)
         return self.slower * 2.0 * filled * tiles * self.tall * self.columns
 
     def weights_moved(self, rows: float, experts: int, across: int, wide: int) -> float:
-        """Elements that it moves."""
+        """Elements that the kernel for gradients of weights moves."""
         often = (ceil(wide / self.columns), ceil(across / self.tall)) if self.again else (1, 1)
         return experts * across * wide + rows * (often[0] * across + often[1] * wide)
 
@@ -104,7 +104,7 @@ def rows_tile(kernel: str, on_chip: int, across: int, wide: int) -> Tile:
 
 
 def weights_tile(kernel: str, on_chip: int, across: int, wide: int) -> Tile:
-    """The same of the kernel for gradients of weights, which holds a sum in float32, a product and,
+    """The tile of the kernel for gradients of weights, which holds a sum in float32, a product and,
     twice, a result beside its operands."""
     tile = TILES[kernel, "weights"]
     if kernel == TRITON:

@@ -85,7 +85,8 @@ def product_time_s(
 def kernel_time_s(
     device: Device, product: Product, size_bytes: np.ndarray, dtype: str
 ) -> np.ndarray:
-    """The same of products whose sums are in as many pieces as they are compiled in: batches."""
+    """Seconds of each product as `product_time_s`, its sums in as many pieces as they are compiled
+    in: batches."""
     import numpy as np
 
     return np.maximum(_kernel_s(device, product, size_bytes, dtype), device.launch_s)

@@ -38,7 +38,7 @@ class Fields:
         return value
 
     def maybe(self, key: str, *, limit: int = WHOLE_LIMIT) -> int | None:
-        """The same, None where the file has none."""
+        """A whole number as `whole`, None where the file has none."""
         return None if self.data.get(key) is None else self.whole(key, 1, limit=limit)
 
     def count(self, key: str, default: int) -> int:

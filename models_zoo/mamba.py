@@ -93,7 +93,7 @@ class Mamba2:
 
     @property
     def shared(self) -> tuple[int, ...]:
-        """Likewise of B and C."""
+        """Dims of groups of B and C."""
         return (1,) if self.groups == 1 else (self.groups, 1)
 
     @property

@@ -49,7 +49,7 @@ class Tiles:
         return tuple(dict.fromkeys(x for m, n in self.shapes for x in ((m, n), (n, m))))
 
     def at(self, rate: float) -> Tiles:
-        """The same with units that run at a share of their rate."""
+        """These tiles with units that run at a share of their rate."""
         return replace(
             self,
             efficiency=self.efficiency * rate,

@@ -40,8 +40,8 @@ class BasicFacts:
 
     @cached_property
     def loops(self) -> tuple[tuple[int, int, int], ...]:
-        """Those of `runs` that a loop serves; repeats that are put together differently share their
-        decisions alone."""
+        """The repeated blocks of `runs` that a loop serves; repeats that are put together
+        differently share their decisions alone."""
         return loopable_blocks(self.graph, self.runs)
 
     @cached_property
@@ -67,14 +67,14 @@ class BasicFacts:
 
     @cached_property
     def without_loops(self) -> Self:
-        """The same of programs that have their blocks written out."""
+        """The facts of programs that have their blocks written out."""
         ends = (first + period * repeats for first, period, repeats in self.loops)
         return replace(self, runs=(), end_of_blocks=max(ends, default=None))
 
     @cached_property
     def in_microbatches(self) -> Self:
-        """The same of microbatches one after the other whose gradients are made where what they are
-        made of is: gated units are made again for these alone."""
+        """The facts of microbatches one after the other whose gradients are made where what they
+        are made of is: gated units are made again for these alone."""
         return replace(self, runs=(), runs_of_units=self.runs)
 
     @property

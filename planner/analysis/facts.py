@@ -109,7 +109,7 @@ class GraphFacts(BasicFacts):
 
     @classmethod
     def known(cls, graph: Graph, *, training: bool, fold: bool) -> GraphFacts:
-        """The same, derived once for all searches of a graph."""
+        """The facts as `of` derives them, once for all searches of a graph."""
         key = "facts", training, fold
         if key not in graph.memo:
             graph.memo[key] = cls.of(graph, training=training, fold=fold)
@@ -181,7 +181,7 @@ class GraphFacts(BasicFacts):
         return {i: alike[id(result)] for i, result in self._dots.items()}
 
     def flops_of(self, i: int) -> Fraction:
-        """Those of `model_flops` that are node i's."""
+        """The FLOPs of `model_flops` that are node i's."""
         return sum((dot.flops * (1 + dot.backward) for dot in self._dots.get(i, ())), Fraction(0))
 
     @cached_property
@@ -697,7 +697,7 @@ class GraphFacts(BasicFacts):
 
 @cache
 def _settled(splits: tuple[Split, ...]) -> tuple[Split, ...]:
-    """Those that leave nothing pending: the same object for the same splits."""
+    """The splits that leave nothing pending: the same object for the same splits."""
     return tuple(s for s in splits if not s.axes(PENDING))
 
 

@@ -35,7 +35,7 @@ class MeasuredProduct:
 
     @property
     def flops(self) -> float:
-        """Its FLOPs."""
+        """FLOPs of the product."""
         return 2.0 * self.rows * self.columns * self.sums
 
 

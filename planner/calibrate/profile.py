@@ -120,7 +120,7 @@ def _attention_sources(figures: Figures, base: Device) -> tuple[dict[str, str], 
 
 
 def _products_sources(figures: Figures, base: Device) -> tuple[dict[str, str], dict[str, str]]:
-    """The same of products by their extents."""
+    """Where the figures of products by their extents are from, as `_attention_sources`."""
     if base.tiles is None:
         return {}, {}
     count, fitted = len(figures.products), ("efficiency", "start", "kernel", "sums")

@@ -59,7 +59,8 @@ def pins(args: argparse.Namespace) -> Any:
 
 
 def unusual(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
-    """Those of the options of `plan MODEL` that are not as they are where nobody gives them."""
+    """The options of `plan MODEL`, among these names, that have another value than where nobody
+    gives them."""
     from planner.commands.options import plans
 
     parser = argparse.ArgumentParser(add_help=False)

@@ -319,7 +319,7 @@ def _ending(tuned: Tuned, suffix: str) -> str:
 def as_table(
     tuned: Tuned, compiled_rows: Sequence[dict[str, Any]], seconds: float
 ) -> dict[str, Any]:
-    """The same as JSON."""
+    """What `plan tune --json` prints: what `in_words` says, as a table."""
 
     def row(choice: Choice) -> dict[str, Any]:
         costs = choice.strategy.costs

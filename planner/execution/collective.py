@@ -69,7 +69,7 @@ class CollectiveUse:
         return self.payload_bytes * self.count
 
     def of(self, what: str) -> CollectiveUse:
-        """The same for another tensor."""
+        """The same collective for another tensor."""
         return CollectiveUse(
             kind=self.kind,
             axes=self.axes,

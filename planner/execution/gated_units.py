@@ -32,8 +32,8 @@ Runs = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True)
 class GatedUnits:
-    """Those of a graph. inside: reader -> the nodes that are made again for it, in order. nodes: of
-    all units. tensors: what those make, which nothing keeps."""
+    """The gated units of a graph. inside: reader -> the nodes that are made again for it, in order.
+    nodes: of all units. tensors: what those make, which nothing keeps."""
 
     inside: Mapping[int, tuple[int, ...]]
     nodes: frozenset[int]

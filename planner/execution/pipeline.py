@@ -246,8 +246,8 @@ class Pipeline:
         return {}
 
     def useful_passes(self, i: int) -> int:
-        """Those of the forward passes of node i that are for a microbatch; the prologue runs for
-        each chunk."""
+        """How many of the forward passes of node i are for a microbatch; the prologue runs for each
+        chunk."""
         return self.microbatches * (
             1 if self.in_epilogue(i) or i in self.nodes else self.virtual_stages
         )

@@ -192,17 +192,17 @@ class Technique:
         )
 
     def among(self, values: Values) -> Any:
-        """Its value among those that are fixed, the neutral one where it is open."""
+        """The technique's value among those that are fixed, the neutral one where it is open."""
         return values.get(self.name, self.neutral)
 
     def of_file(self, table: Mapping[str, Any]) -> Any:
-        """Its value in a file's table of techniques, as a plan has it."""
+        """The technique's value in a file's table of techniques, as a plan has it."""
         value = table.get(self.key, self.neutral)
         value = self.neutral if value == self.file_neutral else value
         return tuple(value) if isinstance(value, list) else value
 
     def to_file(self, value: Any) -> dict[str, Any]:
-        """Its entry of a file's table of techniques."""
+        """The technique's entry of a file's table of techniques."""
         if value == self.neutral and self.optional:
             return {}
         if value == self.neutral and self.file_neutral is not None:

@@ -44,8 +44,8 @@ used, in the backward pass where that reads them, and nothing waits to travel wi
 
 
 def weight_collectives_of(zero_stage: int, trained: bool) -> tuple[WeightCollective, ...]:
-    """Those of a weight: of a frozen one what gathers it under stage 3, as it has neither a
-    gradient to reduce nor a new value to hand out."""
+    """The collectives of a weight under a ZeRO stage: of a frozen one what gathers it under stage
+    3, as it has neither a gradient to reduce nor a new value to hand out."""
     every = WEIGHT_COLLECTIVES[zero_stage]
     return every if trained else tuple(c for c in every if c.phase in ("forward", "recompute"))
 

@@ -48,7 +48,8 @@ class Scaled:
 
     @classmethod
     def along(cls, a: Graph, b: Graph, sizes: tuple[int, int]) -> Scaled | None:
-        """The same of readings of one batch and so many tokens."""
+        """What two readings of one batch have in common that differ in so many tokens; None where
+        they differ in more."""
         return cls._of(a, b, sizes, _Growth())
 
     @classmethod
@@ -185,13 +186,13 @@ class _Growth:
         return int(y) - int(x)
 
     def row(self, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[int, ...]:
-        """The same of each number of a row."""
+        """By how much each number of a row is greater in the second reading."""
         if len(x) != len(y):
             raise _Differs
         return tuple(map(self.one, x, y))
 
     def array(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """The same of each entry of a constant."""
+        """By how much each entry of a constant is greater in the second reading."""
         if x is y:
             return np.zeros(x.shape, np.int64)
         if x.dtype != y.dtype or x.shape != y.shape:

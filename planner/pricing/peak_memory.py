@@ -191,8 +191,8 @@ def without_loops(base: GraphFacts, flow: Flow) -> GraphFacts:
 
 
 def _of_written_out(base: GraphFacts, flow: Flow, pricer: Pricer) -> MemoryParts:
-    """The same of a plan without loops. What is kept for a node's slopes is there from its forward
-    pass to its backward pass."""
+    """What is on a device when, as `memory_parts`, of a plan without loops. What is kept for a
+    node's slopes is there from its forward pass to its backward pass."""
     apart = replace(flow, plan=replace(flow.plan, repeated_blocks=(), blocks=LOOPED))
     parts = memory_parts(base, apart, pricer)
     if parts.liveness is None:  # forward passes keep nothing

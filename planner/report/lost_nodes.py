@@ -98,7 +98,7 @@ def _advice(lost: LostNodes) -> str:
 
 
 def lost_nodes_json(lost: LostNodes) -> dict[str, Any]:
-    """The same for scripts; seconds and bytes."""
+    """What lost nodes cost as a table for scripts, in seconds and bytes."""
     without = [
         {
             "devices": w.devices,

@@ -23,7 +23,8 @@ def covered(solver: Mapping[str, Any]) -> str:
 
 
 def extent(solver: Mapping[str, Any]) -> list[str]:
-    """The same at length, a phrase each: for `plan explain`."""
+    """What the bound of a strategy's `solver` holds for, as `covered` but at length, a phrase each:
+    for `plan explain`."""
     rows: Sequence[Mapping[str, Any]] = solver.get("covers", ())
     phrases = []
     with_all_splits = {name for row in rows if row["splits"] == "all" for name in row["meshes"]}

@@ -370,7 +370,7 @@ def _row_text(row: Row, run: TrainingRun | None) -> str:
 def as_json(
     model: str, rows: Sequence[Row], runs: Sequence[TrainingRun | None], asked: Asked
 ) -> dict[str, Any]:
-    """The same for scripts: figures in the units their names say."""
+    """The sweep as a table for scripts: figures in the units their names say."""
     large, best = first_too_large(rows), asked.best(rows, runs) if asked.question else None
     least = [{"hardware": h, "dims": dict(d), "devices": n} for (h, d), n in fewest(rows).items()]
     return {

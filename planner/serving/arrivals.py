@@ -58,7 +58,7 @@ class Requests:
         return Requests(*(a[index::parts] for a in (self.arrival_s, self.prompt, self.generate)))
 
     def at_once(self) -> Requests:
-        """The same, all there from the start."""
+        """These requests, all there from the start."""
         return Requests(np.zeros(len(self)), self.prompt, self.generate)
 
     @property

@@ -575,7 +575,8 @@ class Joint:
         return self._bytes_of(self.step.graph(1))
 
     def _bytes_of(self, graph: Graph) -> tuple[float, float]:
-        """The same of a step's graph whose weights may be kept otherwise."""
+        """Bytes of all weights once, and of one sequence's caches, of a step's graph whose weights
+        may be kept otherwise."""
         weights, caches = 0.0, 0.0
         for name in (n for n in graph.weights if graph.consumers.get(n)):
             t = graph.tensors[name]

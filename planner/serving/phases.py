@@ -83,7 +83,7 @@ class PhaseModel(Model):
         )
 
     def at(self, **changes: int) -> PhaseModel:
-        """The same under another service: concurrency or wave."""
+        """The phase under another service: concurrency or wave."""
         return self._like(self.phase, replace(self.service, **changes))  # type: ignore[arg-type]
 
     def of_size(self, phase: Phase, rows: int, tokens: int) -> PhaseModel:
@@ -144,7 +144,7 @@ class PhaseModel(Model):
         return readings.graph(self.phase, self.rows, self.tokens) if readings else None
 
     def with_repeats(self, run: Run, kept: int) -> Graph:
-        """The same with so many repeats of a run."""
+        """The phase's graph with so many repeats of a run."""
         if self.readings is not None:
             derived = self.readings.graph(self.phase, self.rows, self.tokens, (run, kept))
             if derived is not None:

@@ -253,7 +253,8 @@ class _Replicas:
         return rows
 
     def units(self, phase: str) -> list[Unit]:
-        """Those that fit, the one first that serves most; by hand where that is hardly less."""
+        """Replicas of a phase that fit, the one first that serves most; by hand where that is
+        hardly less."""
         units = [unit for row in self.pairs if (unit := self._unit(phase, *row))]
         most = max((u.per_s for u in units), default=0.0)
         return sorted(units, key=lambda u: u.per_s < HAND_WORTH * most)

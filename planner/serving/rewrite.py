@@ -40,7 +40,8 @@ def cache_label(past: str) -> str:
 
 
 def state_label(past: str) -> str:
-    """Likewise what is kept beside keys and values: past_conv.0.x is state.0.conv.x."""
+    """The name, among the parameters of a program, of what is kept beside keys and values:
+    past_conv.0.x is state.0.conv.x."""
     kind, *rest = past.removeprefix("past").lstrip("_.").split(".")
     return STATE + ".".join([*rest[:1], kind, *rest[1:]])
 

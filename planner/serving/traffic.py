@@ -250,7 +250,7 @@ class Loads:
         return (value, load.pair.split, load.pair.label, *rest)
 
     def order(self, limits: Limits, outcome: Outcome) -> tuple:
-        """The same of one pair: among equals the longest steps."""
+        """Order of the loads of one pair, the best first: among equals the longest steps."""
         return (outcome.key(self.objective, self.traffic.targets), -limits.step_tokens)
 
     def limits(self, pair: Priced, prices: PlanPrices, step_tokens: int) -> Limits:

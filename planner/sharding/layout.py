@@ -77,7 +77,8 @@ class Layout:
 
     @property
     def stored(self) -> Layout:
-        """The same cut with nothing pending: how the value can be kept or handed out."""
+        """The layout with the same cuts and nothing pending: how the value can be kept or handed
+        out."""
         return Layout(self.dims)
 
     def spell(self, names: Sequence[str] | None = None) -> str:

@@ -59,7 +59,7 @@ class LayoutTable:
         return n
 
     def column(self, numbers: tuple[int, ...]) -> LayoutColumn:
-        """The same object for the same numbers."""
+        """The column of layouts of these numbers: the same object for the same numbers."""
         row = self._rows.get(numbers)
         if row is None:
             index: dict[int, int] = {}
@@ -76,7 +76,7 @@ class LayoutTable:
         return self._cuts[list(layouts), :rank]
 
     def without_grad_partial(self, number: int) -> int:
-        """The same layout without its partial gradients."""
+        """The number of the layout without its partial gradients."""
         if number not in self._plain:
             layout = self.layouts[number]
             self._plain[number] = self.number(Layout(layout.dims, layout.partial))

@@ -77,7 +77,7 @@ class Techniques:
 
     @classmethod
     def of(cls, plan: Plan) -> Techniques:
-        """Those of a plan."""
+        """The techniques of a plan."""
         return cls(**{t.field: getattr(plan, t.field) for t in STRUCTURAL})
 
     def plan(

@@ -128,7 +128,8 @@ def _largest(
 
 
 def _around(space: Space, kept: Kept, works: list[np.ndarray], end: int) -> Iterator[Span]:
-    """What is there behind the blocks, one operator after the other, and before them."""
+    """Spans of what is in memory behind the blocks, one operator after the other, and before
+    them."""
     after = np.flatnonzero(arrays_of(space).epilogue[arrays_of(space).first]).tolist()
     last = end + len(after)
     for first, until, of_options in ((end, last, kept.after), (last, last + 1, kept.before)):

@@ -43,7 +43,7 @@ class PolicyCosts:
 
 
 def policy_costs(space: Space, recompute: str) -> PolicyCosts:
-    """Those of a policy, kept in the space's memo."""
+    """The costs of a policy, kept in the space's memo."""
     key = "policy", recompute
     if key not in space.memo:
         space.memo[key] = _costs(space, recompute)

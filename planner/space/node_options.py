@@ -218,7 +218,8 @@ class Kinds:
         return 1 / sum(not self._waiting.isdisjoint(operands) for operands in products)
 
     def _copied(self, i: int, shape: _Shape) -> dict[str, np.ndarray]:
-        """The same as `_bytes_of`, but for what is copied into stacks of loops all 0."""
+        """Fields of OptionCosts in bytes as `_bytes_of`, but for what is copied into stacks of
+        loops all 0."""
         none = dict.fromkeys(BYTES, np.zeros(len(shape.splits)))
         if self.pricer.runtime.kernels is not None or i not in self.base.looped:
             return none

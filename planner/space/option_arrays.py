@@ -78,7 +78,7 @@ class SpaceArrays:
 
 
 def arrays_of(space: Space) -> SpaceArrays:
-    """Those of a space, kept in its memo."""
+    """The arrays of a space, kept in its memo."""
     if "arrays" not in space.memo:
         space.memo["arrays"] = _arrays(space)
     arrays: SpaceArrays = space.memo["arrays"]

@@ -14,7 +14,7 @@ def tuned_words(row: Mapping[str, Any]) -> str:
 
 
 def tuned_phrases(row: Mapping[str, Any]) -> list[str]:
-    """The same in phrases that may be left out from the last on: what recomputed blocks save is one
-    behind `recompute`."""
+    """What a baseline was tuned to, in phrases that may be left out from the last on: what
+    recomputed blocks save is one behind `recompute`."""
     listed = phrases(read_table(row), ("microbatches", "recompute"))
     return [part for phrase in listed for part in phrase.split(", ", 1)]

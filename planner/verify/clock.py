@@ -71,7 +71,7 @@ class Clock:
 
     @property
     def priced_s(self) -> float | None:
-        """The same as priced, where every part's price is known."""
+        """Seconds of all kernels as priced, where every part's price is known."""
         priced = [part.priced_s for part in self.parts]
         return None if None in priced else sum(s for s in priced if s is not None)
 

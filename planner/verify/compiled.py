@@ -18,7 +18,8 @@ def compile_step(program: Program, workload: Workload) -> Any:
 
 
 def compile_module(module: types.ModuleType, workload: Workload) -> Any:
-    """The same of a program that was loaded, with the constants it has by now."""
+    """The compiled step of a program that was loaded, as `compile_step`, with the constants it has
+    by now."""
     return lowered(module, workload, module.make_mesh()).compile()
 
 

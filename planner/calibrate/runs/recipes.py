@@ -59,7 +59,8 @@ def tokamax() -> tuple[float, float]:
 
 @cache
 def tpu_recipes() -> tuple[TpuRecipe, ...]:
-    """Those known, in the order of the file, in which the narrower of two comes first."""
+    """The recipes of tpu-recipes that are known, in the order of the file, in which the narrower of
+    two comes first."""
     lists = ("saved", "away")
     return tuple(
         TpuRecipe(**table | {k: tuple(table.get(k, ())) for k in lists})

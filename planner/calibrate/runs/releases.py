@@ -39,7 +39,7 @@ class Release:
 
 @cache
 def releases() -> tuple[Release, ...]:
-    """Those known, the narrowest first."""
+    """The releases that are known, the narrowest first."""
     with FILE.open("rb") as file:
         tables = tomllib.load(file)
     return tuple(

@@ -203,8 +203,9 @@ def _rotary(find: Finder, root: Op, plain: Op, turned: Op) -> bool:
 
 
 def _rotated_before_cast(find: Finder, name: str, plain: Op) -> tuple[str, list[Op]] | None:
-    """The same where x was turned first and both were cast then, as under autocast: the cast of x
-    that the other product reads stands for x."""
+    """The operand and the operations of a rotated half, as `_rotated`, where x was rotated first
+    and both were cast then, as under autocast: the cast of x that the other product reads stands
+    for x."""
     cast = find.maker(name, "Cast")
     half = _rotated(find, cast.inputs[0]) if cast is not None else None
     if cast is None or half is None:

@@ -218,13 +218,14 @@ class Form:
         return self.bounded(op)
 
     def squared(self, op: Op) -> tuple[None, Product, Activation] | None:
-        """Those of max(0, u)^2, without a gate."""
+        """(gate, up, activation) of max(0, u)^2, without a gate."""
         act = self.take(op.inputs[0], "Relu")
         up = None if act is None else self.first(act.inputs[0])
         return None if up is None else (None, up, Activation("relu2"))
 
     def bounded(self, op: Op) -> tuple[Product | None, Product, Activation] | None:
-        """Those of g sigmoid(alpha g) (u + beta), g bounded from above and u on both sides."""
+        """(gate, up, activation) of g sigmoid(alpha g) (u + beta), g bounded from above and u on
+        both sides."""
         for k in (0, 1):
             plus = self.find.maker(source(self.draft, op.inputs[k]), "Add")
             curve = self.find.maker(source(self.draft, op.inputs[1 - k]), "Mul")

@@ -281,7 +281,8 @@ def _packed_attention(call: Call) -> None:
 
 
 def _quantised_attention(call: Call) -> None:
-    """The same of quantised x and weights: the product is one of whole numbers."""
+    """Attention of quantised x and weights as `_packed_attention`: the product is one of whole
+    numbers."""
     integer_product(call, [call.arg(k) for k in (0, 1, 3, 4, 6, 7, 2)])
     projected = call.frame.env[call.node.output[0]] or ""
     _of_projected(call, projected, call.arg(5), call.arg(8), "")

@@ -107,7 +107,7 @@ class Lowering:
         self.add_leaf(frame, name, *check_tensor(tensor, name, None))
 
     def add_leaf(self, frame: Frame, name: str, type_: Type, ref: WeightRef) -> None:
-        """The same of a tensor that was checked."""
+        """Registers a tensor of a known type as a leaf, by a reference to its bytes."""
         shape, dtype = type_
         if dtype not in DTYPE_BYTES:
             self.bad[name] = f"tensor {name!r} has type {dtype}, which cannot be planned"

@@ -42,7 +42,7 @@ class Part:
 
     @property
     def time_s(self) -> float:
-        """Its length."""
+        """Seconds of the part."""
         return sum(self.shares.values())
 
 

@@ -145,7 +145,7 @@ class Detail:
         return self.micro if p is None else p.epilogue_passes if row.in_epilogue else p.ticks
 
     def useful_passes(self, row: Row) -> int:
-        """Those of its passes that are for a microbatch, a virtual stage of the blocks each."""
+        """How many of a row's passes are for a microbatch, a virtual stage of the blocks each."""
         return self.micro * (
             1 if self.pipeline is None or row.in_epilogue else self.pipeline.virtual_stages
         )

@@ -197,7 +197,7 @@ class _Walk:
         self.point(0.0)
 
     def point(self, time_s: float) -> None:
-        """What is there now."""
+        """Adds a point to the curve: what is in memory at this time."""
         h = self.parts
         self.times.append(time_s)
         self.saved.append(self.now)

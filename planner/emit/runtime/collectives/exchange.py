@@ -174,8 +174,8 @@ def no_gathers(primitive, *_, **__):
 
 
 def pend(p, axes):
-    """The same parameter on all devices of the axes, its gradient a sum still to be taken over
-    them."""
+    """A parameter that is equal on all devices of the axes, its gradient a sum still to be taken
+    over them."""
     return lax.pcast(p, axes, to="varying") if axes else p
 
 
@@ -239,7 +239,7 @@ def spread(x, *beside):
 
 
 def alike(values):
-    """The same values, all varying over every mesh axis that any of them varies over."""
+    """The values, all varying over every mesh axis that any of them varies over."""
     axes = varied_over(values)
     return jax.tree.map(lambda v: vary(v, axes), values)
 

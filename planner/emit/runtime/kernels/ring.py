@@ -194,7 +194,7 @@ def balanced_ring_attention(q, k, v, scale, axes, name=""):
         return balanced(turned(x, kernel), axes, dim)
 
     def leave(x):
-        """The same the other way."""
+        """x from the kernel's form and the order of the ring back to the order of positions."""
         return turned(in_order(x, axes, dim), kernel)
 
     def forward(q, k, v):

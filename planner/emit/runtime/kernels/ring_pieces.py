@@ -203,7 +203,8 @@ def block_piece(operands, scale, mask=None, causal=False, start=None, first=0, w
         near = k[:, :, :width], v[:, :, :width]
 
         def block(at, near=near, width=width):
-            """The same of one block [B, G, R, rows]."""
+            """Result and logarithms of the block of queries that begins at row `at` [B, G, R, rows,
+            ..]."""
             own, seen = part_of(q, at, rows, 2), piece_mask(mask, at, rows, first, width)
             row = at if start is None else start + at
             s = attention_scores(own, near[0], seen, scale, causal, row, first, window)
@@ -247,7 +248,8 @@ def block_gradients(
         near = k[:, :, :width], v[:, :, :width]
 
         def block(sums, at, near=near, width=width):
-            """The same of one block, those of k and v added to `sums`."""
+            """Gradients of the block of queries that begins at row `at`, those of k and v added to
+            `sums`."""
             own, seen = part_of(q, at, rows, 2), piece_mask(mask, at, rows, first, width)
             row = at if start is None else start + at
 

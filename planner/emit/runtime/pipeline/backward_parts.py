@@ -164,7 +164,7 @@ def halved_loop(loop, operands, late, pulled):
 
 
 def variables(atoms):
-    """Those that are no literals."""
+    """The atoms that are variables and no literals."""
     return [v for v in atoms if not hasattr(v, "val")]
 
 
