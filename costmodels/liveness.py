@@ -56,9 +56,9 @@ class PassingGradients:
 
 @dataclass(frozen=True)
 class WeightReaders:
-    """Of each weight with a gradient: the first and the last operator that reads it, whether a loop
-    carries its gradient, whether an operator before the last one reads it in its backward pass, and
-    whether one product alone reads it. [weights] each"""
+    """The readers of each weight with a gradient: the first and the last operator that reads it,
+    whether a loop carries its gradient, whether an operator before the last one reads it in its
+    backward pass, and whether one product alone reads it. [weights] each"""
 
     first: np.ndarray
     last: np.ndarray
@@ -69,9 +69,9 @@ class WeightReaders:
 
 @dataclass(frozen=True)
 class WeightGradients:
-    """Of each weight with a gradient: first and last operator that reads it, and bytes of its whole
-    gradient and of the piece that the ZeRO stage leaves of it; 0 where they take no room of their
-    own (`gradient_buffers`). [weights] each"""
+    """The gradient of each weight that has one: first and last operator that reads it, and bytes of
+    its whole gradient and of the piece that the ZeRO stage leaves of it; 0 where they take no room
+    of their own (`gradient_buffers`). [weights] each"""
 
     first: np.ndarray
     last: np.ndarray

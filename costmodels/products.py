@@ -61,7 +61,7 @@ class Product:
 
     @property
     def flops(self) -> np.ndarray:
-        """Of each."""
+        """FLOPs of each product."""
         return 2.0 * self.rows * self.columns * self.sums * self.batch
 
 

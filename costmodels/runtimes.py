@@ -121,7 +121,7 @@ class Hidden:
 
     @property
     def spared(self) -> float:
-        """Of a second that hides what the step is shorter by."""
+        """By how much of a second that hides a step is shorter."""
         return 1 - self.slowed
 
     def looped(self, phase: str) -> float:

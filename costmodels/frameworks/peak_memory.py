@@ -113,7 +113,7 @@ def stays(role: str, kernels: Kernels) -> float:
 
 
 def remade_bytes(memory: FrameworkMemory, kernels: Kernels) -> dict[str, float]:
-    """Of `saved_bytes` what recompute with saved collectives makes again."""
+    """The part of `saved_bytes` that recompute with saved collectives makes again."""
     again = dict.fromkeys((BEFORE, BLOCKS, AFTER), 0.0)
     for (place, role), size in memory.again.items():
         again[place] += max(0.0, kernels.saved.get(role, 0.0) - stays(role, kernels)) * size

@@ -155,9 +155,9 @@ class GraphFacts(BasicFacts):
         return _settled(splits)
 
     def worthwhile(self, i: int, splits: tuple[Split, ...]) -> tuple[Split, ...]:
-        """Of those that are reachable what a search looks at: the rank of adapters stays whole. It
-        is narrow, so that cutting it saves next to nothing, and with it each adapter of a block
-        would have as many choices as the weight it stands beside."""
+        """The reachable splits that a search looks at: the rank of adapters stays whole. It is
+        narrow, so that cutting it saves next to nothing, and with it each adapter of a block would
+        have as many choices as the weight it stands beside."""
         reachable, ranks = self.reachable(i, splits), set[str]()
         for slot, name in enumerate(self.graph.nodes[i].inputs):
             if name in self.graph.weights and name in self.graph.trainable:

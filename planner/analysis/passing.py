@@ -39,7 +39,7 @@ def find_passing(base: BasicFacts) -> PassingGradients:
 
 
 def readers(graph: Graph, nodes_by_weight: Sequence[Sequence[int]]) -> WeightReaders:
-    """Of the operators that read each weight."""
+    """What the operators that read each weight are."""
     carried = [
         any(operator_of(graph.nodes[i].op).filling is not None for i in nodes)
         for nodes in nodes_by_weight

@@ -53,7 +53,7 @@ class Case:
 
     @property
     def heads(self) -> int:
-        """Of attention."""
+        """Heads of attention."""
         return ATTENTION_HIDDEN // self.edge
 
     @property

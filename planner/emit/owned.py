@@ -88,7 +88,7 @@ def is_as_emitted(text: str) -> bool:
 
 
 def _digest(text: str) -> str:
-    """Of a model.py without the line that holds it."""
+    """The digest of a model.py without the line that holds it."""
     return hashlib.sha256(DIGEST.sub("", text, count=1).encode()).hexdigest()[:16]
 
 

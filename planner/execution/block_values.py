@@ -67,7 +67,7 @@ def kept_by_name(flow: Flow) -> Mapping[str, str]:
 
 
 def offloaded_by_name(flow: Flow) -> Mapping[str, str]:
-    """Of those the tensors that wait in the host's memory."""
+    """The tensors saved by name that wait in the host's memory."""
     away = offloaded_values(flow.plan.recompute)
     return {t: name for t, name in kept_by_name(flow).items() if name in away} if away else {}
 

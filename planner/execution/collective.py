@@ -60,7 +60,8 @@ class CollectiveUse:
 
     @property
     def of_matrices(self) -> bool:
-        """Whether it makes pieces whole matrices, which the optimizer orthogonalises, or back."""
+        """Whether the collective makes pieces whole matrices, which the optimizer orthogonalises,
+        or back."""
         return self.phase == "optimizer" and not self.bucketed
 
     @property

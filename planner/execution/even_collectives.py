@@ -98,7 +98,7 @@ class _Census:
         self.stacked: dict[str, tuple[int, int]] = {}
 
     def outside_blocks(self) -> Iterator[CollectiveUse]:
-        """Of reshards and kernels outside repeated blocks."""
+        """Collectives of reshards and kernels outside repeated blocks."""
         outside, pipeline, size = self.outside, self.pipeline, self.size
         varying = microbatch_tensors(self.flow)
         last = {c.leaves[-1] for block in self.blocks for c in block.carries}
@@ -155,7 +155,7 @@ class _Census:
         )
 
     def of_block(self, block: RepeatedBlock) -> Iterator[CollectiveUse]:
-        """Of reshards and kernels of a repeated block."""
+        """Collectives of reshards and kernels of a repeated block."""
         graph, size, pipeline = self.flow.graph, self.size, self._stages_of(block)
         repeats = pipeline.blocks_per_tick if pipeline else block.repeats
 
@@ -221,7 +221,7 @@ class _Census:
                     gathered_at_once.add(name)
 
     def between_stages(self) -> Iterator[CollectiveUse]:
-        """Of carried tensors on their way from stage to stage, and of the loss."""
+        """Collectives of carried tensors on their way from stage to stage, and of the loss."""
         flow, graph, pipeline = self.flow, self.flow.graph, self.pipeline
         if pipeline is None:
             return
@@ -242,7 +242,8 @@ class _Census:
         )
 
     def between_islands(self) -> Iterator[CollectiveUse]:
-        """Of the loss, and of the rows that count in it where that is a part of the data."""
+        """Collectives of the loss, and of the rows that count in it where that is a part of the
+        data."""
         graph = self.flow.graph
         if ISLAND in self.flow.plan.order:
             for name in filter(None, (graph.outputs[0], counted_rows(graph))):
@@ -256,7 +257,8 @@ class _Census:
                 )
 
     def of_gradients(self) -> Iterator[CollectiveUse]:
-        """Of the gradients of all weights that a device holds, and of their parameters."""
+        """Collectives of the gradients of all weights that a device holds, and of their
+        parameters."""
         flow, graph, pipeline = self.flow, self.flow.graph, self.pipeline
         elsewhere, staged = frozenset[str](), dict[str, int]()
         if pipeline:

@@ -134,8 +134,8 @@ def _saved_at(path: tuple[ReshardStep, ...], named: bool, collectives: bool) -> 
 
 
 def remade_conversions(flow: Flow, inside: Iterable[int]) -> Recomputed:
-    """Of nodes that nothing wraps, what runs a second time all the same: conversions of what gated
-    units make again (planner.execution.gated_units)."""
+    """What runs a second time although nothing wraps its nodes: reshards of what gated units make
+    again (planner.execution.gated_units)."""
     graph, recomputed, units = flow.graph, Recomputed(), _units(flow)
     for i in inside if units.nodes else ():
         for slot, name in enumerate(graph.nodes[i].inputs):

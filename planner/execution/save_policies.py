@@ -80,7 +80,7 @@ def saved_names(recompute: str) -> tuple[str, ...]:
 
 
 def offloaded_values(recompute: str) -> tuple[str, ...]:
-    """Of the names saved those whose values wait in the host's memory."""
+    """The names of saved values that wait in the host's memory."""
     return _lists(recompute)[1]
 
 

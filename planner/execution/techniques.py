@@ -236,7 +236,8 @@ def _joined(value: Sequence[Any]) -> str:
 
 
 def _offload(value: Any) -> tuple[str, ...]:
-    """Of a list, or words joined by +, in the order of OFFLOAD; "none" for nothing."""
+    """The offloaded things of a list, or words joined by +, in the order of OFFLOAD; "none" for
+    nothing."""
     words = [] if value == "none" else value.split("+") if isinstance(value, str) else value
     if (
         not isinstance(words, list)
@@ -264,7 +265,7 @@ def _offload_words(offload: Sequence[str]) -> str:
 
 
 def _widths(value: Any) -> tuple[int, ...]:
-    """Of a list, or numbers joined by +."""
+    """Stage widths of a list, or numbers joined by +."""
     words = (
         [int(w) if w.isdecimal() else 0 for w in value.split("+")]
         if isinstance(value, str)

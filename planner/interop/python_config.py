@@ -143,7 +143,7 @@ class _Run:
         return {k: v for k, v in self.constants.items() if isinstance(v, dict)}
 
     def note(self, at: ast.AST, text: str) -> None:
-        """Once each; of other files their names alone."""
+        """Add a note, each once; of other files their names alone."""
         line = f"line {getattr(at, 'lineno', 0)}: {text}"
         to = self.notes if self.root is self else self.root.undecided
         line = line if self.root is self else self.module.path.name
@@ -183,7 +183,7 @@ class _Run:
             self.unsure = before
 
     def step(self) -> None:
-        """One more."""
+        """Count a step of the reading. Raises _TooMuch."""
         self.file.steps += 1
         if self.file.steps > MOST_STEPS:
             raise _TooMuch

@@ -91,7 +91,7 @@ class Script:
         _Reader(self, Lexer(text, line).tokens(), depth).follow((), True)
 
     def note(self, text: str) -> None:
-        """Once each."""
+        """Add a note, each once."""
         if text not in self.notes:
             self.notes.append(text)
 

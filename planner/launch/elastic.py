@@ -31,7 +31,7 @@ class Stored:
 
     @property
     def devices(self) -> int:
-        """What it was planned for."""
+        """The number of devices that the plan is for."""
         return int(self.strategy.topology["devices"])
 
     @property

@@ -288,7 +288,7 @@ class Operator:
     on each device's pieces."""
 
     def cached(self, node: Node) -> tuple[str, ...]:
-        """Of a node's operands those that are caches."""
+        """The operands of a node that are caches."""
         return tuple(node.inputs[k] for k in self.caches if k < len(node.inputs))
 
     def reads(self, present: Slots, trained: Slots) -> Reads:

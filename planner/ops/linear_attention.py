@@ -92,8 +92,8 @@ class _Product:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a node: samples x heads, heads that share queries and keys, chunks, steps of a chunk,
-    features of keys and of values; whether states are corrected."""
+    """The sizes of a node: samples x heads, heads that share queries and keys, chunks, steps of a
+    chunk, features of keys and of values; whether states are corrected."""
 
     heads: int
     alike: int
@@ -114,7 +114,7 @@ class Sizes:
 
     @property
     def form(self) -> _Form:
-        """Of the kernel."""
+        """The form of the kernel."""
         return CORRECTED if self.delta else SUMMED
 
     @property
@@ -150,7 +150,7 @@ class Sizes:
 
     @property
     def flops(self) -> int:
-        """Of a forward pass."""
+        """FLOPs of a forward pass."""
         head_work = sum(p.work * p.count for p in self.each)
         shared = sum(p.work * p.count for p in self.shared)
         return (
@@ -159,17 +159,17 @@ class Sizes:
 
     @property
     def score_bytes(self) -> int:
-        """Of the scores of all chunks, once."""
+        """Bytes of the scores of all chunks, once."""
         return WIDE * self.heads * self.chunks * self.steps**2
 
     @property
     def state_bytes(self) -> int:
-        """Of the states of all chunks, once."""
+        """Bytes of the states of all chunks, once."""
         return WIDE * self.heads * self.chunks * self.keys * self.values
 
     @property
     def value_elements(self) -> int:
-        """Of all chunks, once."""
+        """Elements of the values of all chunks, once."""
         return self.heads * self.chunks * self.steps * self.values
 
 
@@ -245,9 +245,9 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
 
 
 def _step_passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[Passes]:
-    """Of one step: operands and results cross memory once. Where the state is corrected what it
-    gives for the keys must be known before it is written, so that compiled programs read it twice,
-    in a kernel each; engines' kernels keep it on the chip."""
+    """The kernels of one step: operands and results cross memory once. Where the state is corrected
+    what it gives for the keys must be known before it is written, so that compiled programs read it
+    twice, in a kernel each; engines' kernels keep it on the chip."""
     moved = (operands + results).tolist()
     if not pieces.node.inputs[4] or pieces.serves:
         return [((Kernel(0.0, size),), ()) for size in moved]

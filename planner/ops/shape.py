@@ -199,7 +199,7 @@ def _trilu(call: Call) -> str:
 
 
 def _made_rule(node: Node, graph: Graph) -> Rule:
-    """Of what is made from nothing: whole on every device, where cutting it is free."""
+    """The rule of what is made from nothing: whole on every device, where cutting it is free."""
     names = letters(len(graph.tensors[node.outputs[0]].shape))
     return parse(f"-> {' '.join(f'{n}!' for n in names)}", (), graph.shapes(node.outputs))
 

@@ -43,7 +43,7 @@ class Reach:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of factors that no dim has to itself."""
+        """Sizes of factors that no dim has to itself."""
         return {f"x{self.dim}": self.step} if self.step > 1 else {}
 
 

@@ -21,7 +21,8 @@ from planner.pricing.cost import Communication, Cost, StepParts
 
 
 def communication_of(rows: Iterable[tuple[CollectiveUse, float, float]]) -> Communication:
-    """Of collectives with their seconds, and those of them that hide."""
+    """The communication of a step, of its collectives with their seconds, and those of them that
+    hide."""
     exposed = hidden = 0.0
     by_axes: dict[tuple[str, str], float] = {}
     for use, seconds, under in rows:

@@ -99,7 +99,7 @@ def not_recomputed_s(base: GraphFacts, pricer: Pricer) -> float:
 
 
 def _reduced_bytes(pricer: Pricer) -> float:
-    """Of one element, as it is reduced, or gathered where that is more."""
+    """Bytes of one element, as it is reduced, or gathered where that is more."""
     return max(pricer.recipe.reduction_bytes, pricer.recipe.parameter_bytes)
 
 

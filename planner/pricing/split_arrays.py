@@ -55,7 +55,7 @@ class SplitArrays:
         axes: Mapping[str, tuple[tuple[Axes, ...], np.ndarray]],
         mesh: Mapping[str, int],
     ) -> SplitArrays:
-        """On one mesh. axes: of these splits."""
+        """The arrays of splits on one mesh. axes: of these splits."""
         return cls(
             splits,
             {

@@ -263,7 +263,7 @@ def _optimizer_s(
 
 
 def _newton_schulz_s(flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer) -> float:
-    """Of the optimizer's seconds those in which it orthogonalises matrices."""
+    """Those of the optimizer's seconds in which it orthogonalises matrices."""
     return sum(newton_schulz_s(matrices, pricer) for _, matrices in orthogonalised(flow, runs))
 
 

@@ -78,13 +78,13 @@ class Noting(Pricer):
     noted: list[Term] = field(default_factory=list)
 
     def kernel_s(self, flops: float, size_bytes: float, dtype: str) -> float:
-        """As Pricer's, noted."""
+        """Seconds as a Pricer has them, noted."""
         seconds = super().kernel_s(flops, size_bytes, dtype)
         self.noted.append(Term(flops, size_bytes, 1.0, dtype, None, seconds))
         return seconds
 
     def carried_s(self, size_bytes: np.ndarray, dtype: str) -> np.ndarray:
-        """As Pricer's, noted."""
+        """Seconds as a Pricer has them, noted."""
         each_s = super().carried_s(size_bytes, dtype)
         for size, seconds in zip(size_bytes.tolist(), each_s.tolist(), strict=True):
             self.noted.append(Term(0.0, size, 1.0, dtype, None, seconds))

@@ -234,7 +234,7 @@ def _property(value: str) -> str:
 
 
 def as_json(report: Report) -> str:
-    """Plain data."""
+    """The report as JSON."""
 
     def figure(v: float | None) -> float | None:
         """Seconds and shares are rounded as in strategies, bytes and FLOPs are whole."""

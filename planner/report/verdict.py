@@ -30,7 +30,7 @@ OFTEN = 2.0
 
 
 def verdict(s: Strategy) -> str:
-    """The sentence."""
+    """The sentence that sums a plan up."""
     c, devices = s.costs, s.topology["devices"]
     lead = LEADS.get(s.solver["name"], "Run this")
     parts = [beside(s), fits(c), repeated(s), proof(s)]
@@ -129,7 +129,7 @@ def _why_slower(s: Strategy, row: Mapping[str, Any]) -> str:
 
 
 def fits(c: Mapping[str, Any]) -> str:
-    """Whether it fits, and with how much room at the upper end of the range."""
+    """Whether a plan fits, and with how much room at the upper end of the range."""
     limit, high, need = (
         c["memory_limit_bytes"],
         c["memory_range_bytes"][1],

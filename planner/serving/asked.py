@@ -152,7 +152,7 @@ class ServingResult:
 
     @property
     def words(self) -> str:
-        """The replicas."""
+        """The replicas of the plan, in words."""
         if isinstance(self.best, Apart):
             return f"the nearest: {self.best.words} devices"
         return f"the nearest: {replicas_words(self.best.replicas, self.best.split)}"

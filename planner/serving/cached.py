@@ -80,7 +80,7 @@ class Form:
 
     @property
     def constant(self) -> tuple[str, ...]:
-        """Of what is held that which does not grow."""
+        """The inputs that hold something of a constant size."""
         return tuple(past for past, _ in (*self.rows, *self.states))
 
     @property

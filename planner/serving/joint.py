@@ -127,7 +127,7 @@ class Timed:
 
     @classmethod
     def of(cls, base: GraphFacts, plan: Plan, pricer: Pricer) -> Timed:
-        """Of a plan for a graph."""
+        """The times of a plan for a graph."""
         return Timed(seconds_of(base, plan, pricer), exchanges_s(base, plan, pricer), pricer)
 
     def seconds(self, half: Timed | None = None) -> float:
@@ -280,8 +280,8 @@ class Joint:
 
     @cached_property
     def _exchanged(self) -> dict[str, dict[str, Any]]:
-        """Of an engine, pins that send rows to their experts' devices and back. Prompts and steps
-        may call the experts of a layer by names of which one begins with the other."""
+        """The pins of an engine that send rows to their experts' devices and back. Prompts and
+        steps may call the experts of a layer by names of which one begins with the other."""
         if not self.request.runtime.serves:
             return {}
         nodes = self._prompts.graph(1).nodes
@@ -553,7 +553,7 @@ class Joint:
         return (weights + cached) / split > self.request.limit_bytes
 
     def _overfull(self) -> PlanError:
-        """Of weights and caches that are too many for all devices together."""
+        """The error for weights and caches that are too many for all devices together."""
         weights, cache = self._least_bytes
         caches = cache * self.step.service.concurrency
         devices = self.devices
@@ -571,7 +571,7 @@ class Joint:
 
     @cached_property
     def _least_bytes(self) -> tuple[float, float]:
-        """Of all weights once, and of one sequence's caches."""
+        """Bytes of all weights once, and of one sequence's caches."""
         return self._bytes_of(self.step.graph(1))
 
     def _bytes_of(self, graph: Graph) -> tuple[float, float]:

@@ -29,7 +29,7 @@ class Outcome:
 
     @classmethod
     def of(cls, courses: Sequence[Course], most_per_s: float, rate_per_s: float) -> Outcome:
-        """Of what happened in replicas."""
+        """The outcome of what happened in replicas."""
         rows = [(c.requests.arrival_s, c.requests.generate, c.first_s, c.finish_s) for c in courses]
         columns = [np.concatenate(column) for column in zip(*rows, strict=True)]
         order = np.argsort(columns[0], kind="stable")
@@ -68,7 +68,7 @@ class Outcome:
         return float(np.percentile(values, percentile)) if len(values) else 0.0
 
     def percentiles(self, figure: str) -> dict[str, float]:
-        """By name, p50 and so on."""
+        """Seconds by percentile: p50 and so on."""
         return {f"p{p}": self.seconds(figure, p) for p in PERCENTILES}
 
     def attained(self, targets: Sequence[Target]) -> float:

@@ -120,7 +120,7 @@ class PhaseModel(Model):
 
     @property
     def tokens(self) -> int:
-        """Of a prompt, or in the cache."""
+        """Tokens of a prompt, or in the cache."""
         return self.service.prompt if self.phase == "prompts" else self.service.length
 
     @property

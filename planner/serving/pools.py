@@ -122,7 +122,7 @@ class Apart:
 
     @property
     def label(self) -> str:
-        """In the table."""
+        """What it is called in the table."""
         return f"apart: {self.prefill.label} + {self.decode.label}"
 
     @property
@@ -132,7 +132,7 @@ class Apart:
         return f"{p} x {a} + {d} x {b}"
 
     def figures(self) -> dict[str, Any]:
-        """As of a pair of plans; the memory is the fuller kind's."""
+        """Figures as of a pair of plans; the memory is the fuller kind's."""
         p, d, (n, m) = self.prefill, self.decode, self.replicas
         fuller = max(p, d, key=lambda unit: unit.memory_bytes)
         mean = self.decode.joint.step.service
@@ -230,7 +230,7 @@ class Pools:
 
 
 class _Replicas:
-    """Of one size, of both kinds."""
+    """The replicas of one size, of both kinds."""
 
     def __init__(self, pools: Pools, split: int, traffic: Traffic) -> None:
         self.asked, self.split, self.traffic = pools.on(split), split, traffic
@@ -374,7 +374,7 @@ def _one_by_one(ready_s: np.ndarray, takes_s: np.ndarray) -> Iterator[float]:
 
 
 def refusal(pools: Mapping[str, Any]) -> PlanError:
-    """Of a program for pools."""
+    """The error for a program of pools."""
     return PlanError(
         "P224",
         "prompts and generation on devices apart: no program here passes the cache from one to the"

@@ -36,7 +36,8 @@ class Sizes:
         self._summands, self._alike = cache(self._terms), cache(self._has_samples_nodes)
 
     def _facts(self, phase: Phase, rows: int, tokens: int) -> GraphFacts:
-        """Of a batch of `rows`: prompts of so many tokens, or a step over so many in the cache."""
+        """The facts of a batch of `rows`: prompts of so many tokens, or a step over so many in the
+        cache."""
         graph = self._graph(phase, rows, tokens)
         return GraphFacts.of(graph, training=False, fold=self.joint.request.fold)
 

@@ -126,7 +126,7 @@ class PlanPrices:
         return first.seconds() + first.pricer.kernel_s(0.0, written, self.compute)
 
     def _timed(self, phase: Phase, rows: int, tokens: int) -> Timed:
-        """Of so many sequences of a replica."""
+        """The times of so many sequences of a replica."""
         best = self.prompts if phase == "prompts" else self.step
         rows *= self.replicas
         return self.sizes.timed(phase, rows, tokens, best, self.plans[phase])
@@ -138,7 +138,7 @@ class PlanPrices:
 
     @classmethod
     def of(cls, sizes: Sizes, pair: Priced) -> PlanPrices:
-        """Of a pair of plans on one mesh."""
+        """The prices of a pair of plans on one mesh."""
         assert pair.prompts.best is not None and pair.step.best is not None
         state = pair.state_bytes * pair.replicas / sizes.joint.step.service.concurrency
         return cls(sizes, pair.replicas, pair.prompts.best, pair.step.best, pair.token_bytes, state)

@@ -21,8 +21,8 @@ class Target:
 
     @classmethod
     def of(cls, figure: str, value: str | float) -> Target:
-        """Of "500ms" or "p90=500ms" (without: of 99 in a hundred), or seconds. Raises PlanError
-        P226."""
+        """The target of "500ms" or "p90=500ms" (without: of 99 in a hundred), or seconds. Raises
+        PlanError P226."""
         percentile, eq, text = str(value).rpartition("=")
         try:
             seconds = float(value) if not isinstance(value, str) else time_s(text)

@@ -82,7 +82,7 @@ class KernelCollective:
         return sizes.pop() if len(sizes) == 1 else 0
 
     def runs(self, local: Mapping[str, int]) -> bool:
-        """Whether it runs where pieces of these sizes are on its axes' devices."""
+        """Whether the collective runs where pieces of these sizes are on its axes' devices."""
         length = self._length(local)
         return not self.halved or bool(length and length % 2 == 0)
 
@@ -295,7 +295,7 @@ class Split:
         return frozenset(a for _, axes in self.pairs for a in axes)
 
     def as_dict(self) -> dict[str, list[str]]:
-        """JSON form."""
+        """factor -> axes, as files have it."""
         return {f: list(a) for f, a in self.pairs}
 
 

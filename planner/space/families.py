@@ -88,8 +88,8 @@ def as_named(
 
 
 def exchanging(base: GraphFacts, mesh: Mesh, allowed: Allowed, limits: Limits) -> Allowed:
-    """Of the splits that are left those under which experts' rows travel. Raises PlanError P025
-    where there are none."""
+    """Those of the allowed splits under which experts' rows travel. Raises PlanError P025 where
+    there are none."""
     sizes, exchanged = dict(mesh.shape), dict(allowed)
     experts = [i for i in base.times if base.graph.nodes[i].op == ROUTED_EXPERTS]
     for i in experts:
@@ -146,7 +146,7 @@ def _following(
     tensor: str,
     fixed: bool = False,
 ) -> tuple[Split, ...]:
-    """Of a node's splits those under which every claimed axis does what it is called. fixed: where
+    """Those of a node's splits under which every claimed axis does what it is called. fixed: where
     none follows an axis, all stay."""
     kept, roles = list(splits), base.roles[i]
     for axis, claim in claims.items():

@@ -35,12 +35,13 @@ class Kept:
 
 
 def live_spans(space: Space, kept: Kept, gathered: bool, apart: bool) -> list[Span]:
-    """Of training: what is kept, and what lives only for a while, an operator's workspace, one
-    after the other in the order of the forward pass, as far as it may be the largest; activations
-    from the turn on that saves them (`gone_before` of planner.space.liveness_points). Where weights
-    are gathered (ZeRO stage 3), then the operators that follow the repeated blocks, with all that
-    they save and without what is there for the blocks alone, and what is before them. apart:
-    whether what a repeat has at once is counted by itself."""
+    """The spans of training: what is kept, and what lives only for a while, an operator's
+    workspace, one after the other in the order of the forward pass, as far as it may be the
+    largest; activations from the turn on that saves them (`gone_before` of
+    planner.space.liveness_points). Where weights are gathered (ZeRO stage 3), then the operators
+    that follow the repeated blocks, with all that they save and without what is there for the
+    blocks alone, and what is before them. apart: whether what a repeat has at once is counted by
+    itself."""
     arrays = arrays_of(space)
     behind = arrays.epilogue[arrays.first]
     works = _each(space, arrays.workspace[gathered, apart])
@@ -64,10 +65,10 @@ def live_spans(space: Space, kept: Kept, gathered: bool, apart: bool) -> list[Sp
 
 
 def forward_spans(space: Space, kept: np.ndarray) -> list[Span]:
-    """Of a forward pass alone: what is kept (weights, the graph's results; [options]), and what
-    lives only for a while, as `forward_bytes` has it of one choice: at every operator its workspace
-    and the results that pass by it. Operators beside which the same is there, as in repeats of a
-    block, are one time; those are left out beside which there is never the most."""
+    """The spans of a forward pass alone: what is kept (weights, the graph's results; [options]),
+    and what lives only for a while, as `forward_bytes` has it of one choice: at every operator its
+    workspace and the results that pass by it. Operators beside which the same is there, as in
+    repeats of a block, are one time; those are left out beside which there is never the most."""
     arrays = arrays_of(space)
     works, results = (
         _each(space, x) for x in (arrays.workspace[False, False], arrays.costs.passing_bytes)
@@ -92,7 +93,7 @@ def forward_spans(space: Space, kept: np.ndarray) -> list[Span]:
 
 
 def _forward_times(space: Space) -> Iterator[tuple[int, tuple[tuple[int, int], ...]]]:
-    """Of every operator in order: its variable, and those whose results pass by it, with how many
+    """For every operator in order: its variable, and those whose results pass by it, with how many
     of them do."""
     of_node, passing = variables_of_nodes(space).tolist(), space.base.passing
     by: list[Counter[int]] = [Counter() for _ in of_node]

@@ -85,8 +85,8 @@ class OptionCosts(WeightCosts):
     def of_layouts(
         cls, weights: WeightCosts, forward_s: np.ndarray, backward_s: np.ndarray
     ) -> Self:
-        """Of ways to bring a tensor to other layouts: seconds, and costs of a weight that lies so;
-        nothing of them is run again, saved, or a piece of the batch."""
+        """The costs of ways to bring a tensor to other layouts: seconds, and costs of a weight that
+        lies so; nothing of them is run again, saved, or a piece of the batch."""
         zeros = np.zeros(len(forward_s))
         fields = dict.fromkeys(OPTION_FIELDS, zeros) | vars(weights)
         fields |= {"forward_s": forward_s, "backward_s": backward_s, "not_recomputed_s": forward_s}

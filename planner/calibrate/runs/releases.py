@@ -31,7 +31,7 @@ class Release:
     unfused: bool = False
 
     def compiled(self, row: Row) -> bool:
-        """Whether it is that of a row. Rows without a date are of today's."""
+        """Whether a row was compiled by this release. Rows without a date are of today's."""
         date, words = str(row.get("date") or "today"), str(row["source"])
         early = not self.before or date < self.before
         return early and any(word in words for word in self.runs)

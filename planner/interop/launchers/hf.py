@@ -274,7 +274,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
 
 
 def _left_out(keys: Keys) -> list[str]:
-    """Of keys that change the program and have no price."""
+    """Notes on keys that change the program and have no price."""
     host = [name for name in OFFLOADS if keys.word("none", name) not in ("none", "false")]
     host += ["fsdp offload"] if "offload" in _fsdp_words(keys) else []
     return [

@@ -438,9 +438,9 @@ def _expert_ranks(
 
 
 def _left_out(keys: Keys, stages: int) -> list[str]:
-    """Of keys that change the program and have no price. Where only the ends hold fewer layers than
-    other stages, all take the time of the fullest, as they are priced, and so are layers laid out
-    as evenly as chunks take them."""
+    """Notes on keys that change the program and have no price. Where only the ends hold fewer
+    layers than other stages, all take the time of the fullest, as they are priced, and so are
+    layers laid out as evenly as chunks take them."""
     layers = _layers(keys)
     priced = layers and ends(layers, stages) == tuple(keys.whole(0, end) for end in ENDS)
     known: tuple[str, ...] = ENDS if priced else ()

@@ -225,7 +225,7 @@ def _log1p(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
 
 
 def _logic(op: str) -> Write:
-    """Of truth values, or of the bits of numbers."""
+    """A logical operator, of truth values, or of the bits of numbers."""
     return lambda t, p, x, out: [
         t.node(
             op if x[0].dtype == np.bool_ else f"Bitwise{op}",

@@ -62,7 +62,7 @@ class Series:
 
     @property
     def peak_text(self) -> str:
-        """Where it is."""
+        """Where the peak is."""
         peak_s = self.times_s[self.peak]
         return "end of the forward pass" if peak_s <= self.turn_s * (1 + 1e-9) else self.enters
 

@@ -99,8 +99,9 @@ def steps_of(
 
 
 def alike(groups: Sequence[Group], base: Sequence[Sequence[np.ndarray]]) -> list[int | None]:
-    """Of each group a number that it shares with those whose tables are sums of equal pair tables
-    and of messages of such groups, in the same axes; None of a group that is like no other."""
+    """A number for each group, which it shares with those whose tables are sums of equal pair
+    tables and of messages of such groups, in the same axes; None of a group that is like no
+    other."""
     number: dict[tuple[object, ...], int] = {}
     content: dict[tuple[object, ...], int] = {}
     of_bucket: dict[int, tuple[int, int]] = {}

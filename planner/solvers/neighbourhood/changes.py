@@ -57,7 +57,7 @@ class Changes:
         return [[c[a:b] for c in listed] for a, b in zip(ends, ends[1:], strict=False)]
 
     def cost(self, x: np.ndarray) -> float:
-        """Of a choice."""
+        """The cost of a choice."""
         f, a = self.flat, self._later
         tables = f.table[f.place[a] + x[self.owner[a]] * self.sizes[f.other[a]] + x[f.other[a]]]
         return float(f.cost[f.offset[:-1] + x].sum() + tables.sum())

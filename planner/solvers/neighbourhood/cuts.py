@@ -405,7 +405,7 @@ class Cut:
 
     @property
     def work(self) -> float:
-        """Of one elimination, and of making its choice fit."""
+        """The work of one elimination, and of making its choice fit."""
         return float(len(self.messages.value) + PASSES * len(self.flat.cost))
 
 

@@ -32,7 +32,7 @@ class Cut:
 
     @property
     def work(self) -> float:
-        """Of one elimination."""
+        """The work of one elimination."""
         return self.tree.entries
 
 

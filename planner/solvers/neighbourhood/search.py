@@ -34,7 +34,7 @@ class Cut(Protocol):
 
     @property
     def work(self) -> float:
-        """Of one elimination."""
+        """The work of one elimination."""
 
 
 class Sweeps(Protocol):
