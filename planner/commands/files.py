@@ -91,11 +91,11 @@ def too_large(strategy: Strategy) -> str:
     )
 
 
-def model_of(strategy: Strategy, path: str | Path, given: str | None) -> str:
+def model_of(strategy: Strategy, path: str | Path, typed: str | None) -> str:
     """Where the model of a strategy is: as given, as recorded, or beside the strategy. PlanError
     when it is nowhere."""
-    if given:
-        return given
+    if typed:
+        return typed
     name, recorded = str(strategy.model["name"]), str(strategy.provenance.get("source", ""))
     if name.startswith("zoo:"):
         return name

@@ -52,8 +52,8 @@ def asked(args: argparse.Namespace) -> bool:
     what does not go with them."""
     from planner.commands.common import unusual
 
-    given = [n for n in (*OPTIONS, "rate") if getattr(args, n) is not None]
-    if not given:
+    asked_for = [n for n in (*OPTIONS, "rate") if getattr(args, n) is not None]
+    if not asked_for:
         from planner.serving.result import OBJECTIVES
 
         alone = (
@@ -82,13 +82,13 @@ def asked(args: argparse.Namespace) -> bool:
     if args.workload != "infer":
         raise PlanError(
             "P222",
-            f"--{given[0]} is said of serving, and the workload is {args.workload}",
+            f"--{asked_for[0]} is said of serving, and the workload is {args.workload}",
             help=["--workload infer"],
         )
-    if missing := _missing(args, given):
+    if missing := _missing(args, asked_for):
         raise PlanError(
             "P222",
-            f"--{given[0]} without --{missing[0]}",
+            f"--{asked_for[0]} without --{missing[0]}",
             help=[f"{EXAMPLE}: tokens, tokens, and sequences at once"],
         )
     if args.launcher and args.launcher not in ENGINES:
@@ -109,7 +109,7 @@ def asked(args: argparse.Namespace) -> bool:
     return True
 
 
-def _missing(args: argparse.Namespace, given: list[str]) -> list[str]:
+def _missing(args: argparse.Namespace, asked_for: list[str]) -> list[str]:
     """Options that must be given beside those that are. Raises PlanError P222 for lengths beside a
     trace, which has its own, and for what needs a rate."""
     needing = [f"--{n}" for n in TARGETS if getattr(args, n) is not None]
@@ -122,11 +122,11 @@ def _missing(args: argparse.Namespace, given: list[str]) -> list[str]:
             help=["--rate 8, in the place of --concurrency"],
         )
     if args.rate is None:
-        return [n for n in OPTIONS if n not in given]
+        return [n for n in OPTIONS if n not in asked_for]
     try:
         float(args.rate)
     except ValueError:
-        lengths = [n for n in LENGTHS if n in given]
+        lengths = [n for n in LENGTHS if n in asked_for]
         if lengths and Path(args.rate).is_file():
             raise PlanError(
                 "P222",
@@ -134,7 +134,7 @@ def _missing(args: argparse.Namespace, given: list[str]) -> list[str]:
                 help=["leave it out, or give requests a second: --rate 8"],
             ) from None
         return []
-    return [n for n in LENGTHS if n not in given]
+    return [n for n in LENGTHS if n not in asked_for]
 
 
 def run(args: argparse.Namespace, target: Path | None) -> int:

@@ -363,12 +363,12 @@ def _before_blocks(
 
 
 def nodes_needed(
-    graph: Graph, nodes: Iterable[int], wanted: Iterable[str], given: Iterable[str] = ()
+    graph: Graph, nodes: Iterable[int], wanted: Iterable[str], known: Iterable[str] = ()
 ) -> list[int]:
     """Those of `nodes` that are needed to compute the wanted tensors from the given ones, in
     order."""
     producer = {o: i for i in nodes for o in graph.nodes[i].outputs if o}
-    for name in given:
+    for name in known:
         producer.pop(name, None)
     needed, queue = set[int](), list(producer.keys() & set(wanted))
     while queue:
@@ -392,8 +392,8 @@ def balanced_blocks(repeats: int, chunks: int, before: float, after: float) -> t
 def laid_out_blocks(repeats: int, chunks: int, before: float, after: float) -> tuple[int, ...]:
     """Blocks of each chunk as launchers lay them out: as many as whole blocks go, the longer chunks
     first; where layers come before the blocks, balanced with them."""
-    each, longer = divmod(repeats, chunks)
-    even = tuple(each + (c < longer) for c in range(chunks))
+    shorter, longer = divmod(repeats, chunks)
+    even = tuple(shorter + (c < longer) for c in range(chunks))
     return (before >= 1 / 2 and balanced_blocks(repeats, chunks, before, after)) or even
 
 

@@ -102,12 +102,10 @@ class Scaled:
                 constants[name] = value.astype(constants[name].dtype)
             for name, rows in self.weights.items():
                 steps = tuple(
-                    (kind, tuple(map(times, arguments, growths)))
-                    for (kind, arguments), growths in zip(
-                        weights[name].transform, rows, strict=True
-                    )
+                    (kind, tuple(map(times, args, growths)))
+                    for (kind, args), growths in zip(weights[name].transform, rows, strict=True)
                 )
-                if any(kind == "rebatch" and given[2] == given[4] for kind, given in steps):
+                if any(kind == "rebatch" and args[2] == args[4] for kind, args in steps):
                     raise _Differs  # at the batch of the file nothing is lengthened
                 weights[name] = replace(weights[name], transform=steps)
             dims = {k: times(v, self.dims[k]) for k, v in graph.dims.items()}

@@ -79,12 +79,12 @@ class ReadScript:
     used: frozenset[str] = frozenset()
 
 
-def read_script(text: str, path: Path, given: Mapping[str, str]) -> ReadScript:
-    """The program that a script starts. given: variables, as of the environment. Raises PlanError
+def read_script(text: str, path: Path, variables: Mapping[str, str]) -> ReadScript:
+    """The program that a script starts. variables: as of the environment. Raises PlanError
     P190."""
     try:
-        script = Script(text, given, path)
-        used = frozenset(name for name in given if name in script.names)
+        script = Script(text, variables, path)
+        used = frozenset(name for name in variables if name in script.names)
     except (NotShell, RecursionError) as e:
         raise PlanError(
             "P190",

@@ -39,54 +39,54 @@ class Rewrite:
     kinds: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 
-def changes(given: Keys, of: Rewrite) -> tuple[list[str], list[str]]:
+def changes(of_file: Keys, of: Rewrite) -> tuple[list[str], list[str]]:
     """(lines, keys to take out as they stand in the file) for a file with these keys. Lines begin
     with "- " and "+ "."""
-    added, gone = _settled(given, of)
+    added, gone = _settled(of_file, of)
     lines = list[str]()
     for line in _settings_of(of.after):
         if (name := _key_of(line, of.written)) in added:
-            lines += [f"- {old}" for old in _as_it_stands(given, of, name)]
+            lines += [f"- {old}" for old in _as_it_stands(of_file, of, name)]
             lines.append(f"+ {line}")
-    for name in given.names():
+    for name in of_file.names():
         if name in gone:
-            lines += [f"- {old}" for old in _as_it_stands(given, of, name)]
+            lines += [f"- {old}" for old in _as_it_stands(of_file, of, name)]
     return lines, [
         where.removesuffix(f".{CLASS}")
-        for name in given.names()
+        for name in of_file.names()
         if name in gone
-        for where, _ in given.entries(name)
+        for where, _ in of_file.entries(name)
     ]
 
 
-def _settled(given: Keys, of: Rewrite) -> tuple[set[str], set[str]]:
+def _settled(of_file: Keys, of: Rewrite) -> tuple[set[str], set[str]]:
     """(keys to write, keys to take out): what the writer has otherwise, and as much more as makes
     the file say the better settings."""
     old = set(_settings_of(of.before))
     differs = {_key_of(x, of.written) for x in _settings_of(of.after) if x not in old} - {""}
-    new = {n for n in of.written.names() if not given.says(n, of.written)}
+    new = {n for n in of.written.names() if not of_file.says(n, of.written)}
     added = new & differs
-    gone = {n for x in old if (n := _key_of(x, given)) and n not in of.written}
+    gone = {n for x in old if (n := _key_of(x, of_file)) and n not in of.written}
     moved = (of.yours.stage, of.yours.virtual_stages) != (of.best.stage, of.best.virtual_stages)
-    gone |= {n for n in of.stages if moved and n in given and n not in of.written}
+    gone |= {n for n in of.stages if moved and n in of_file and n not in of.written}
     for name, others in of.kinds.items():
-        if name in new and name in given:
+        if name in new and name in of_file:
             added |= new
-            gone |= {n for n in others if n in given and n not in of.written}
-    gone = {n for n in gone if any(value is not None for _, value in given.entries(n))}
-    wanted = _wanted(of.read(given), of)
+            gone |= {n for n in others if n in of_file and n not in of.written}
+    gone = {n for n in gone if any(value is not None for _, value in of_file.entries(n))}
+    wanted = _wanted(of.read(of_file), of)
 
     def apart(more: Collection[str], less: Collection[str]) -> int:
-        return _apart(given.with_those(of.written, added | {*more}, gone | {*less}), of, wanted)
+        return _apart(of_file.with_those(of.written, added | {*more}, gone | {*less}), of, wanted)
 
     differing = apart((), ())
     while differing:
         mine = [
             n
-            for n in given.names()
-            if given.was_read(n)
+            for n in of_file.names()
+            if of_file.was_read(n)
             and n not in of.written
-            and any(value is not None for _, value in given.entries(n))
+            and any(value is not None for _, value in of_file.entries(n))
         ]
         moves = [
             (apart(more, less), len(more) + len(less), more, less)
@@ -135,10 +135,10 @@ def _key_of(line: str, keys: Keys) -> str:
     return next((word for word in words if word in keys), "")
 
 
-def _as_it_stands(given: Keys, of: Rewrite, name: str) -> list[str]:
+def _as_it_stands(of_file: Keys, of: Rewrite, name: str) -> list[str]:
     """A key of the file, as the writer has it where it does."""
-    line: Sequence[str] = [x for x in _settings_of(of.before) if _key_of(x, given) == name]
-    entries = given.entries(name)
+    line: Sequence[str] = [x for x in _settings_of(of.before) if _key_of(x, of_file) == name]
+    entries = of_file.entries(name)
     if line and entries and name not in of.kinds:
         return list(line)
     entries = [(where.removesuffix(f".{CLASS}"), value) for where, value in entries]

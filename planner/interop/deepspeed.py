@@ -46,10 +46,10 @@ NESTED = {
 }
 
 
-def in_words(given: Mapping[str, str]) -> dict[str, str]:
+def in_words(overriding: Mapping[str, str]) -> dict[str, str]:
     """Values that go behind a file, `zero_optimization.stage=2`, by accelerate's words for them."""
     words = DIRECT | {".".join(path): other for path, other in NESTED.items()}
-    return {words.get(name, name): value for name, value in given.items()}
+    return {words.get(name, name): value for name, value in overriding.items()}
 
 
 def with_deepspeed(

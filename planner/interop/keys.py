@@ -41,22 +41,22 @@ def read_keys(
         wrong = overrides[pairs.index(None)]
         raise PlanError("P191", f"{wrong!r} is no key=value", help=[f"plan import {file} key=4"])
     overriding = {match[1]: match[2] for match in pairs if match}
-    said = _Said()
+    others = _Said()
     if file.suffix == ".py":
-        table, said.notes = PythonFile(text_of(file), file).choose(function, fits)
+        table, others.notes = PythonFile(text_of(file), file).choose(function, fits)
     elif file.suffix in SUFFIXES:
         script = read_script(text_of(file), file, overriding)
         overriding = {name: text for name, text in overriding.items() if name not in script.used}
-        said.notes = script.notes
-        table = _with_files(file, script.table, script.files, said)
+        others.notes = script.notes
+        table = _with_files(file, script.table, script.files, others)
     else:
-        table = _based(said.load(file), file, said)
+        table = _based(others.load(file), file, others)
     refuse(Keys(table).names(), path)
     overriding = in_words(overriding)
     named = {plain(name.rpartition(".")[2]) for name in overriding}
     keys = Keys(_overridden(with_deepspeed(table, file, load), overriding), given=named)
-    keys.defaults = said.defaults
-    return keys, said.notes
+    keys.defaults = others.defaults
+    return keys, others.notes
 
 
 MOST_FILES = 8
@@ -64,14 +64,14 @@ MOST_FILES = 8
 
 
 def _with_files(
-    script: Path, table: dict[str, Any], names: Sequence[str], said: _Said
+    script: Path, table: dict[str, Any], names: Sequence[str], others: _Said
 ) -> dict[str, Any]:
     """Keys of a program, over those of the configurations it is given that are there. Raises
     PlanError P190, P191."""
     for name in names:
-        file = said.file_named(script, name, "the command")
+        file = others.file_named(script, name, "the command")
         if file is not None:
-            table = _over(table, _based(said.load(file), file, said))
+            table = _over(table, _based(others.load(file), file, others))
     return table
 
 
@@ -80,15 +80,15 @@ def _over(table: dict[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     return _without(base, {plain(key.rpartition(".")[2]) for key in table}) | table
 
 
-def _based(table: dict[str, Any], file: Path, said: _Said, depth: int = 0) -> dict[str, Any]:
+def _based(table: dict[str, Any], file: Path, others: _Said, depth: int = 0) -> dict[str, Any]:
     """A table over the file that it is built on (MaxText's base_config). Raises PlanError P190."""
     name = table.get(BASED)
     if not isinstance(name, str) or not name or depth > MOST_FILES:
         return table
-    base = said.file_named(file, name, BASED)
+    base = others.file_named(file, name, BASED)
     if base is None:
         return table
-    return _over(table, _based(said.load(base), base, said, depth + 1))
+    return _over(table, _based(others.load(base), base, others, depth + 1))
 
 
 class _Said:
@@ -121,11 +121,11 @@ def function_of(path: str | Path) -> tuple[Path, str]:
     return Path(path), ""
 
 
-def _overridden(table: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+def _overridden(table: Mapping[str, Any], overriding: Mapping[str, str]) -> dict[str, Any]:
     """A table with other values of some keys, at any depth: the key's last name counts."""
-    named = {plain(key.rpartition(".")[2]) for key in given}
-    return (_without(table, named) if given else dict(table)) | {
-        k: scalar(v) for k, v in given.items()
+    named = {plain(key.rpartition(".")[2]) for key in overriding}
+    return (_without(table, named) if overriding else dict(table)) | {
+        k: scalar(v) for k, v in overriding.items()
     }
 
 

@@ -106,7 +106,7 @@ class PythonFile:
         tables_by_name = {
             name: self.table(name) for name in (*outer, *self.functions) if name[:1] != "_"
         }
-        fitting = {name: made for name, made in tables_by_name.items() if fits(made[0])}
+        fitting = {name: read for name, read in tables_by_name.items() if fits(read[0])}
         if len(fitting) > 1:
             names = [n for n in fitting if n]
             raise PlanError(

@@ -91,9 +91,9 @@ class Modules:
         return self._origins[key]
 
     def _origin(self, module: Module, name: str, depth: int) -> tuple[Module, str] | None:
-        held, _, last = name.rpartition(".")
-        if held in module.imports and last:  # of a module that is imported whole
-            of = module.imports[held]
+        holder, _, last = name.rpartition(".")
+        if holder in module.imports and last:  # of a module that is imported whole
+            of = module.imports[holder]
             there = self._found(module.path, Import(f"{of.module}.{of.name}", of.level, last))
             return (there, last) if there is not None and last in there.functions else None
         imported = module.imports.get(name)

@@ -131,7 +131,9 @@ def _written_out(node: Any, known: dict[int, float]) -> float:
     if id(node) not in known:
         known[id(node)] = inf
         below = node.value if isinstance(node.value, list) else ()
-        parts = (x for each in below for x in (each if isinstance(each, tuple) else (each,)))
+        parts = (
+            x for merged in below for x in (merged if isinstance(merged, tuple) else (merged,))
+        )
         known[id(node)] = 1 + sum(_written_out(x, known) for x in parts)
     return known[id(node)]
 

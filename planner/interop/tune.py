@@ -96,11 +96,11 @@ def tune(
             f"no search is known of what {configuration.launcher} can say",
             help=[f"configurations of {', '.join(SPACES)}"],
         )
-    space, given = SPACES[configuration.launcher], configuration.settings
+    space, read_settings = SPACES[configuration.launcher], configuration.settings
     plain = replace(request, baselines=False, launcher=None)
     yours, why = None, ""
     try:
-        yours = Choice(given, priced(model, plain, given, progress=progress))
+        yours = Choice(read_settings, priced(model, plain, read_settings, progress=progress))
     except PlanError as e:
         why = e.what
     pins = within(space, Pins(), request.topology, model.workload.kind)
@@ -114,14 +114,20 @@ def tune(
     with suppress(KeyboardInterrupt):
         if not result.stopped:
             candidates = _of_meshes(search, candidates, limit)
-    said = _Said(model, plain, space.name, _written(given, space.name), facts)
-    best = _best(said, candidates, limit) or _best(said, candidates, request.limit_bytes)
+    settings_of = _Said(model, plain, space.name, _written(read_settings, space.name), facts)
+    best = _best(settings_of, candidates, limit) or _best(
+        settings_of, candidates, request.limit_bytes
+    )
     front = best[:1]
     with suppress(KeyboardInterrupt):
         if not result.stopped and best:
-            front = _front(search, said, best[0])
+            front = _front(search, settings_of, best[0])
     if yours is not None and yours.strategy.costs["fit"] != "no":
-        others = (c for c in best if replace(c.settings, precision=given.precision) != given)
+        others = (
+            c
+            for c in best
+            if replace(c.settings, precision=read_settings.precision) != read_settings
+        )
         best = tuple(sorted((yours, *others), key=lambda c: c.step_s))
     return Tuned(
         launcher=space.name,
@@ -135,20 +141,20 @@ def tune(
     )
 
 
-def _written(given: Settings, launcher: str) -> Settings:
+def _written(settings: Settings, launcher: str) -> Settings:
     """A configuration without a precision that it says in words which are not written here, or not
     in each form of the launcher's files: those in the file stay."""
     some = precisions.IN_SOME_FORMS.get(launcher, ())
-    known = given.precision in precisions.WRITTEN[launcher] and given.precision not in some
-    return given if known else replace(given, precision="")
+    known = settings.precision in precisions.WRITTEN[launcher] and settings.precision not in some
+    return settings if known else replace(settings, precision="")
 
 
-def settings_for(c: Candidate, given: Settings) -> Settings:
+def settings_for(c: Candidate, read_settings: Settings) -> Settings:
     """A candidate of a launcher's space as settings, batch and length as given."""
     sizes, plan = _degrees(c.mesh), c.plan
     tensor = sizes.get("tensor", 1)
     return Settings(
-        batch=given.batch,
+        batch=read_settings.batch,
         stage=sizes.get(STAGE, 1),
         data=sizes.get("data", 1),
         expert=sizes.get("expert", 1),
@@ -160,11 +166,11 @@ def settings_for(c: Candidate, given: Settings) -> Settings:
         offload=plan.offload,
         schedule=plan.schedule if c.mesh.stages > 1 else "",
         positions=tensor > 1,
-        length=given.length,
+        length=read_settings.length,
         virtual_stages=plan.virtual_stages,
-        precision=given.precision,
+        precision=read_settings.precision,
         exchanges=plan.exchanges,
-        blocks=given.blocks,
+        blocks=read_settings.blocks,
     )
 
 
@@ -239,13 +245,15 @@ def _limit(request: Request, best: Candidate | None) -> int:
     return request.roomy_bytes if roomy else request.limit_bytes
 
 
-def _best(said: _Said, candidates: Sequence[Candidate], limit_bytes: int) -> tuple[Choice, ...]:
+def _best(
+    settings_of: _Said, candidates: Sequence[Candidate], limit_bytes: int
+) -> tuple[Choice, ...]:
     """The fastest within so many bytes that differ in mesh, recompute or ZeRO stage."""
     choices: list[Choice] = []
     seen: set[tuple[object, ...]] = set()
-    for c in sorted(candidates, key=lambda c: c.key(said.request)):
+    for c in sorted(candidates, key=lambda c: c.key(settings_of.request)):
         kind = tuple(_degrees(c.mesh).items()), c.plan.recompute, c.plan.zero_stage
-        choice = None if kind in seen else said(c, limit_bytes)
+        choice = None if kind in seen else settings_of(c, limit_bytes)
         seen.add(kind)
         if choice is not None and choice.settings not in [b.settings for b in choices]:
             choices.append(choice)
@@ -254,7 +262,7 @@ def _best(said: _Said, candidates: Sequence[Candidate], limit_bytes: int) -> tup
     return tuple(sorted(choices, key=lambda c: c.step_s))
 
 
-def _front(search: Search, said: _Said, best: Choice) -> tuple[Choice, ...]:
+def _front(search: Search, settings_of: _Said, best: Choice) -> tuple[Choice, ...]:
     """Plans of which none is both faster and smaller, the fastest first: the best, and the best
     within ever less memory."""
     front, meshes = [best], search.offered.meshes()
@@ -263,7 +271,7 @@ def _front(search: Search, said: _Said, best: Choice) -> tuple[Choice, ...]:
         if limit >= front[-1].memory_bytes:
             continue
         c = _within(search, meshes, limit, math.inf)
-        choice = None if c is None else said(c, limit)
+        choice = None if c is None else settings_of(c, limit)
         if choice is None:
             break
         if choice.memory_bytes < front[-1].memory_bytes:

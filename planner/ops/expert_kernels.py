@@ -115,7 +115,7 @@ def places(kernel: str, rows: int, experts: int) -> int:
 
 # Many parameters: a kernel of a node, and the rows that it gets.
 def kernel_passes(
-    kernel: str, pieces: Pieces, local: Mapping[str, int], given: int, rows: float, layers: int
+    kernel: str, pieces: Pieces, local: Mapping[str, int], rows_given: int, rows: float, layers: int
 ) -> Passes:
     """Places found, rows into the order of experts, a kernel for each product, the hidden
     activation, and each token's rows summed; in the backward pass the hidden activation is made
@@ -123,7 +123,7 @@ def kernel_passes(
     itemsize, kept = pieces.itemsize("float32"), kept_itemsize(pieces)
     short = bool(pieces.node.attrs.get(KEPT_FLOAT8))
     h, f, experts = local["h"], local["f"], local["e"]
-    wide = places(kernel, given, experts) * itemsize
+    wide = places(kernel, rows_given, experts) * itemsize
     spared = Tile.met(rows, experts) * h * f * (itemsize - kept)
     into, out_of = (
         Kernel(
@@ -140,7 +140,7 @@ def kernel_passes(
         tile.weights_flops(rows, experts, h, f), tile.weights_moved(rows, experts, h, f) * itemsize
     )
     sorted_once, summed = Kernel(0.0, 2 * wide * h), Kernel(0.0, 2 * rows * h * itemsize)
-    hidden, placed = Kernel(0.0, layers * wide * f), Kernel(0.0, 2.0 * INDEX * given, PLACING)
+    hidden, placed = Kernel(0.0, layers * wide * f), Kernel(0.0, 2.0 * INDEX * rows_given, PLACING)
     cast_kernels = [
         Kernel(0.0, moved) for moved in (*casts(wide * h, short), *casts(wide * f, short))
     ]
@@ -165,11 +165,15 @@ def _rows_tile(kernel: str, on_chip: int, widths: tuple[int, int], short: bool) 
     return replace(tile, more=2 * tile.more) if short else tile
 
 
-def kernel_workspace(kernel: str, pieces: Pieces, local: Mapping[str, int], given: int) -> float:
+def kernel_workspace(
+    kernel: str, pieces: Pieces, local: Mapping[str, int], rows_given: int
+) -> float:
     """Bytes beside operands and results: rows in the order of experts and both products of the
     hidden layer; training, rows and gradients of the result with three of the hidden layer, or,
     later, with what each product of the first layer leaves for the gradient of rows."""
     h, f = local["h"], local["f"]
     row_elements = max(2 * h + 3 * f, 4 * h + f) if pieces.trained else h + 2 * f
     short = max(h, f) if pieces.node.attrs.get(KEPT_FLOAT8) else 0  # a float8 copy
-    return places(kernel, given, local["e"]) * (row_elements * pieces.itemsize("float32") + short)
+    return places(kernel, rows_given, local["e"]) * (
+        row_elements * pieces.itemsize("float32") + short
+    )

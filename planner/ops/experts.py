@@ -291,10 +291,10 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
         rows, count = blocks(pieces.rule, split, pieces.mesh, pieces.trained)
         local = pieces.rule.local(split, pieces.mesh)
         h, f = local["h"], local["f"]
-        given = _given(pieces, split)
-        if kernel := kernel_of(pieces, local, given, rows * count * local["e"]):
+        rows_given = _given(pieces, split)
+        if kernel := kernel_of(pieces, local, rows_given, rows * count * local["e"]):
             busiest = _rows(pieces, split)
-            passes.append(kernel_passes(kernel, pieces, local, given, busiest, layers))
+            passes.append(kernel_passes(kernel, pieces, local, rows_given, busiest, layers))
             continue
         often = busiest_blocks(
             pieces.node,
@@ -373,14 +373,14 @@ def _bytes_beside(pieces: Pieces, split: Split) -> float:
         return capped_workspace(pieces, split)
     rule, mesh, itemsize = pieces.rule, pieces.mesh, pieces.itemsize("float32")
     (rows, count), local = blocks(rule, split, mesh, pieces.trained), rule.local(split, mesh)
-    given = _given(pieces, split)
+    rows_given = _given(pieces, split)
     one = sum(
         prod(local[f] for dim in rule.operands[k] for f in dim)
         for k in (3, 4, 5)
         if pieces.node.inputs[k]
     ) / max(1, local["e"])
-    if kernel := kernel_of(pieces, local, given, rows * count * local["e"]):
-        size = kernel_workspace(kernel, pieces, local, given)
+    if kernel := kernel_of(pieces, local, rows_given, rows * count * local["e"]):
+        size = kernel_workspace(kernel, pieces, local, rows_given)
     elif pieces.trained:
         size = one * (itemsize + 4) + rows * (3 * local["h"] + 4 * local["f"]) * itemsize
     else:
@@ -406,9 +406,9 @@ def _bytes_sorted(pieces: Pieces, split: Split) -> float:
     if capacity_of(pieces.node) or exchanges(rule, split):
         return 0.0
     (rows, count), local = blocks(rule, split, mesh, pieces.trained), rule.local(split, mesh)
-    given = _given(pieces, split)
-    kernel = kernel_of(pieces, local, given, rows * count * local["e"])
-    row_places = places(kernel, given, local["e"]) if kernel else 0
+    rows_given = _given(pieces, split)
+    kernel = kernel_of(pieces, local, rows_given, rows * count * local["e"])
+    row_places = places(kernel, rows_given, local["e"]) if kernel else 0
     return row_places * local["h"] * pieces.itemsize("float32")
 
 

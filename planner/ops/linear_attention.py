@@ -131,17 +131,17 @@ class Sizes:
     def each(self) -> list[_Product]:
         """Products of each head."""
         q, n, p = self.steps, self.keys, self.values
-        own = _Product(2 * q * n * p, 1, True, (0, 1, 0.5))
+        outer_product = _Product(2 * q * n * p, 1, True, (0, 1, 0.5))
         entering = _Product(2 * q * n * p, 1, False, (0, 1, 0.5))
         if not self.delta:
-            return [own, entering, _Product(2 * q * q * p, 1, False, (0.5, 2, 0))]
+            return [outer_product, entering, _Product(2 * q * q * p, 1, False, (0.5, 2, 0))]
         inverse = _Product(2 * q**3, 2 * max(0, self.levels - 1), True, (3, 0, 0), wide=True)
         return [
             inverse,
             _Product(2 * q * q * n, 1, True, (1, 2, 0)),
             _Product(2 * q * q * p, 1, True, (1, 2, 0)),
-            own,
-            replace(own, work=2 * q * n * n),
+            outer_product,
+            replace(outer_product, work=2 * q * n * n),
             _Product(2 * n * n * p, 1, True, (0, 0, 2)),
             replace(entering, again=True),
             entering,

@@ -47,10 +47,10 @@ def details(
         members.setdefault(first, []).append(i)
     uses: dict[str, list[CollectiveUse]] = {}
     lockstep = pricer.runtime.kernels is None
-    made = collectives.collectives(flow, runs, pricer.itemsize)
+    step_uses = collectives.collectives(flow, runs, pricer.itemsize)
     if pricer.runtime.serves:
-        made = tuple(dispatched(base, flow, pricer, made))
-    for use in made if lockstep else without_bubbles(made, pipeline):
+        step_uses = tuple(dispatched(base, flow, pricer, step_uses))
+    for use in step_uses if lockstep else without_bubbles(step_uses, pipeline):
         uses.setdefault(use.what, []).append(use)
     waiting = weights_apart(flow, pipeline)
     rows = {}

@@ -383,8 +383,8 @@ def inner_times(
     they read them: no halves change places."""
     forward = backward = saved = 0.0
     framework = pricer.runtime.kernels is not None
-    own = framework or pricer.runtime.serves
-    dispatch = dispatch_of(base, i, split, pricer) if own else None
+    own_exchanges = framework or pricer.runtime.serves
+    dispatch = dispatch_of(base, i, split, pricer) if own_exchanges else None
     for inner in inner_collectives(
         base.graph.nodes[i],
         base.rules[i],

@@ -64,9 +64,9 @@ def loop_copies_s(
     for i, size in stacked_activations(base, flow, runs, pricer):
         seconds += passes(i) * pricer.loop_copy_s(size, size)
     if pipeline:
-        each = pipeline.ticks / pipeline.microbatch_schedule.handed_in_flight
+        ticks_each = pipeline.ticks / pipeline.microbatch_schedule.handed_in_flight
         for _, size in handed_on(base, flow, runs, pricer):
-            seconds += each * pricer.loop_copy_s(size, size)
+            seconds += ticks_each * pricer.loop_copy_s(size, size)
     away = offloaded_by_name(flow)
     for run, replay in recomputed_blocks(flow, runs):
         size = run.repeats * sum(

@@ -35,7 +35,7 @@ def offloaded_weights(
     flow: Flow, runs: Sequence[RepeatedBlock], pricer: Pricer
 ) -> OffloadedWeights:
     """What a plan's offloaded weights move and take."""
-    each = added = once = 0.0
+    every_microbatch = added = once = 0.0
     most = 0.0, 0.0
     offloaded, elements = offloaded_names(flow, runs), device_weights(flow)
     blocks = [
@@ -48,13 +48,13 @@ def offloaded_weights(
         weights = gradients = 0.0
         for name in names:
             moved, stored, gradient = _one(flow, name, elements[name], times, pricer)
-            each += repeats * moved.each
+            every_microbatch += repeats * moved.each
             added += repeats * moved.added
             once += repeats * moved.once
             weights += stored * (times > 1)
             gradients += gradient
         most = max(most, (weights, gradients), key=sum)
-    return OffloadedWeights(each, added * (flow.plan.microbatches > 1), once, *most)
+    return OffloadedWeights(every_microbatch, added * (flow.plan.microbatches > 1), once, *most)
 
 
 def _one(

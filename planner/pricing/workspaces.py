@@ -121,11 +121,11 @@ def temporaries(
     full = gathered_bytes(base, flow.plan, pricer, gathered)
     later = full * scatters_later(base, pricer, flow.plan.recompute)
     for p in passes(base, flow, pricer, gathered):
-        own = later if p.i in base.repeated else gathered.get(p.i, 0.0)
+        beside_bytes = later if p.i in base.repeated else gathered.get(p.i, 0.0)
         behind = p.i in base.epilogue
-        own *= 1 + terms * (beside and behind)
+        beside_bytes *= 1 + terms * (beside and behind)
         less = 0.0 if behind else float(gone[base.turns[p.i]])
-        largest[behind] = max(largest[behind], p.work + own - less)
+        largest[behind] = max(largest[behind], p.work + beside_bytes - less)
     return largest[False] + full, largest[True] + full * (flow.plan.stages > 1)
 
 

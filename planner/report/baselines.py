@@ -82,9 +82,9 @@ def tuned_over(strategy: Strategy) -> str:
     )
 
 
-def unheld(strategy: Strategy, own: Mapping[str, Any]) -> str:
+def unheld(strategy: Strategy, costs: Mapping[str, Any]) -> str:
     """`; faster ones do not keep the pins`, where a baseline is faster than the best plan under
-    them, of costs `own`: one that kept them would be the plan."""
+    them, of `costs`: one that kept them would be the plan."""
     provenance = strategy.provenance
     what = (
         "pins"
@@ -94,7 +94,7 @@ def unheld(strategy: Strategy, own: Mapping[str, Any]) -> str:
         else ""
     )
     faster = any(
-        row["fit"] != "no" and row["step_time_s"] < own["step_time_s"] * (1 - TIE)
+        row["fit"] != "no" and row["step_time_s"] < costs["step_time_s"] * (1 - TIE)
         for key, row in strategy.baselines.items()
         if key not in TABLES
     )
@@ -127,9 +127,9 @@ def ties(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     return inside(a, b) and inside(b, a)
 
 
-def mark(own: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+def mark(costs: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     """The mark of a baseline that fits and `ties` with the plan; "" of others."""
-    return MARK if row["fit"] != "no" and ties(own, row) else ""
+    return MARK if row["fit"] != "no" and ties(costs, row) else ""
 
 
 def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:

@@ -260,23 +260,23 @@ def _axes(split: Mapping[str, Sequence[str]]) -> set[str]:
     return {a for axes in split.values() for a in axes}
 
 
-def difference(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def difference(costs: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Where another plan's step and memory differ, the largest part first."""
     parts = ("compute", "exposed communication", "optimizer", "bubble")
     deltas = sorted(
         (
-            (other[key] - own[key], name)
+            (other[key] - costs[key], name)
             for name in parts
             for key in [f"{name.replace(' ', '_')}_time_s"]
         ),
         key=lambda d: -abs(d[0]),
     )
-    step = own["step_time_s"] or 1.0
+    step = costs["step_time_s"] or 1.0
     listed = [f"{signed_time(d)} {name}" for d, name in deltas if abs(d) / step >= 0.001]
-    recompute = other["recompute_time_s"] - own["recompute_time_s"]
+    recompute = other["recompute_time_s"] - costs["recompute_time_s"]
     if abs(recompute) / step >= 0.001:
         listed.append(f"(recompute {signed_time(recompute)} of the compute)")
-    memory = other["memory_per_device_bytes"] - own["memory_per_device_bytes"]
+    memory = other["memory_per_device_bytes"] - costs["memory_per_device_bytes"]
     if memory:
         listed.append(f"memory {'-' if memory < 0 else '+'}{show_bytes(abs(memory))}")
     return listed or ["the same step and memory"]

@@ -89,11 +89,11 @@ def beside(s: Strategy) -> str:
     return f"{' and '.join([*closed, phrases[-1]])}{all_tied}"
 
 
-def against(own: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def against(costs: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """`1.3 % faster than`, `2.4 times as fast as`, `as fast as`."""
-    if not own["step_time_s"]:
+    if not costs["step_time_s"]:
         return "as fast as"
-    ratio = other["step_time_s"] / own["step_time_s"]
+    ratio = other["step_time_s"] / costs["step_time_s"]
     if abs(ratio - 1) < TIE:
         return "as fast as"
     if ratio >= OFTEN:

@@ -101,15 +101,15 @@ def _latent(graph: Graph, node: Node, presents: frozenset[str]) -> Latent | None
     if not (_joins_two(parts) and _joins_two(queries) and _alike_for_heads(graph, node)):
         return None
     assert parts and queries
-    (made, shared), (own, rotated) = parts.inputs, queries.inputs
-    keys, values = (_spread(graph, name, presents) for name in (made, v))
+    (key_source, shared), (query_source, rotated) = parts.inputs, queries.inputs
+    keys, values = (_spread(graph, name, presents) for name in (key_source, v))
     expand = _maker(graph, shared)
     if keys is None or values is None or expand is None or keys.latent != values.latent:
         return None
-    key, (first, second) = expand.inputs[0], graph.shapes((own, made))
+    key, (first, second) = expand.inputs[0], graph.shapes((query_source, key_source))
     if expand.op != "Expand" or key not in presents or first[3] != second[3]:
         return None
-    return Latent((own, rotated), keys.latent, key, keys, values)
+    return Latent((query_source, rotated), keys.latent, key, keys, values)
 
 
 def _maker(graph: Graph, name: str) -> Node | None:

@@ -129,7 +129,7 @@ def step_graph(graph: Graph, form: Form, windows: Mapping[str, Sight]) -> Graph:
     read = {n for node in nodes for n in node.inputs}
     inputs = [n for n in graph.inputs if n not in form.held]
     inputs += [window_input(form, w) for w in sorted({w for w in kept.values() if w})]
-    made = replace(
+    step_of_model = replace(
         graph,
         nodes=nodes,
         tensors=tensors,
@@ -142,7 +142,7 @@ def step_graph(graph: Graph, form: Form, windows: Mapping[str, Sight]) -> Graph:
         inputs=tuple(n for n in inputs if n in read),
         outputs=outputs,
     )
-    return chosen_token(made)
+    return chosen_token(step_of_model)
 
 
 class _Step:
@@ -341,8 +341,8 @@ def _last_row(graph: Graph, logits: str) -> Graph:
         chain.append(maker)
         name = graph.nodes[maker].inputs[0]
     tensors = dict(graph.tensors)
-    for made in {o for i in chain for o in graph.nodes[i].outputs if o}:
-        tensors[made] = _one_row(tensors[made], made)
+    for name_made in {o for i in chain for o in graph.nodes[i].outputs if o}:
+        tensors[name_made] = _one_row(tensors[name_made], name_made)
     cut = f"{name}/last"
     # The cut tensor takes the place of `name` in the chain; where there is no chain `name` is the
     # logits, and what made them makes the uncut ones.

@@ -31,17 +31,17 @@ PAST_SLOT = 5
 def going_on(graph: Graph, form: Form) -> Graph:
     """A step with a cache, whose other layers go on from what they keep. Raises PlanError P221
     where what they keep is used in another way."""
-    held, dropped = _Held(graph, form), set[str]()
+    keeping, dropped = _Held(graph, form), set[str]()
     nodes, tensors = list[Node](), dict(graph.tensors)
     for past, present in form.states:
-        node = held.attention(past, present)
-        held.instead[node.id] = replace(node, attrs={**node.attrs, "kept": 1})
+        node = keeping.attention(past, present)
+        keeping.instead[node.id] = replace(node, attrs={**node.attrs, "kept": 1})
         for name in (past, present):
             tensors[name] = _as_kept(tensors[name])
     for past, present in form.rows:
-        joined, conv, last = held.convolution(past, present)
+        joined, conv, last = keeping.convolution(past, present)
         dropped |= {joined.id, last.id}
-        held.instead[conv.id] = replace(
+        keeping.instead[conv.id] = replace(
             conv,
             op="ConvStep",
             inputs=(past, joined.inputs[1], conv.inputs[1]),
@@ -50,7 +50,7 @@ def going_on(graph: Graph, form: Form) -> Graph:
         )
     for node in graph.nodes:
         if node.id not in dropped:
-            nodes.append(held.instead.get(node.id, node))
+            nodes.append(keeping.instead.get(node.id, node))
     return all_real(replace(graph, nodes=tuple(nodes), tensors=tensors), form)
 
 
@@ -62,26 +62,26 @@ def _as_kept(state: Tensor) -> Tensor:
 def from_nothing(graph: Graph, form: Form) -> Graph:
     """Prompts whose layers keep something, from empty states. Raises PlanError P221 as
     `going_on`."""
-    held, tensors = _Held(graph, form), dict(graph.tensors)
+    keeping, tensors = _Held(graph, form), dict(graph.tensors)
     replaced: dict[str, list[Node]] = {}
     for past, present in form.states:
-        node = held.attention(past, present)
+        node = keeping.attention(past, present)
         inputs = node.inputs[:PAST_SLOT]
-        held.instead[node.id] = replace(
+        keeping.instead[node.id] = replace(
             node, inputs=inputs if inputs[-1] else inputs[:-1], attrs={**node.attrs, "kept": 1}
         )
         tensors[present] = _as_kept(tensors[present])
     for past, present in form.rows:
-        joined, conv, last = held.convolution(past, present)
+        joined, conv, last = keeping.convolution(past, present)
         x, before = joined.inputs[1], tensors[past].shape[2]
-        held.instead[conv.id] = replace(
+        keeping.instead[conv.id] = replace(
             conv, inputs=(x, *conv.inputs[1:]), attrs={**conv.attrs, "pads": (before, 0)}
         )
         replaced[last.id] = _last_rows(last, x, before, tensors)
         replaced[joined.id] = []
     nodes: list[Node] = []
     for node in graph.nodes:
-        nodes += replaced[node.id] if node.id in replaced else [held.instead.get(node.id, node)]
+        nodes += replaced[node.id] if node.id in replaced else [keeping.instead.get(node.id, node)]
     inputs = tuple(n for n in graph.inputs if n not in form.constant)
     kept = {n: t for n, t in tensors.items() if n not in form.constant}
     return replace(graph, nodes=tuple(nodes), tensors=kept, inputs=inputs)

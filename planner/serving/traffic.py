@@ -93,9 +93,12 @@ class Traffic:
                 f"--seed {seed}: requests are drawn from no negative number",
                 help=["--seed 0"],
             )
-        asked, made = Lengths.of(prompt, "prompt"), Lengths.of(generate, "generate")
-        requests = drawn(each_s, asked, made, seed)
-        return cls(requests, each_s, "poisson", str(asked), str(made), targets)
+        prompt_lengths, answer_lengths = (
+            Lengths.of(prompt, "prompt"),
+            Lengths.of(generate, "generate"),
+        )
+        requests = drawn(each_s, prompt_lengths, answer_lengths, seed)
+        return cls(requests, each_s, "poisson", str(prompt_lengths), str(answer_lengths), targets)
 
     def repeated(self, count: int) -> Requests:
         """So many of the requests, over and over, all there from the start."""

@@ -244,7 +244,7 @@ class _Constraints:
         self.y_cost: list[np.ndarray] = []
         self.rows, self.columns = n, positions
 
-    def add_pair(self, at: tuple[int, int], rest: np.ndarray, finite: np.ndarray) -> None:
+    def add_pair(self, firsts: tuple[int, int], rest: np.ndarray, finite: np.ndarray) -> None:
         """A variable for each finite entry of a table, and rows that say which options it goes
         with. at: positions of the first options of both nodes."""
         a, b = np.nonzero(finite)
@@ -253,7 +253,7 @@ class _Constraints:
         ku, kv = rest.shape
         u, v = self.rows + np.arange(ku), self.rows + ku + np.arange(kv)
         self.row += [self.rows + a, u, self.rows + ku + b, v]
-        self.column += [y, at[0] + np.arange(ku), y, at[1] + np.arange(kv)]
+        self.column += [y, firsts[0] + np.arange(ku), y, firsts[1] + np.arange(kv)]
         self.value += [np.ones(len(a)), -np.ones(ku), np.ones(len(a)), -np.ones(kv)]
         self.side.append(np.zeros(ku + kv))
         self.rows, self.columns = self.rows + ku + kv, self.columns + len(a)

@@ -120,7 +120,7 @@ def _descend(
     cost = [flat[a:b] for a, b in pairwise(offset)]
     near = [list(d.items()) for d in model.adjacent]
     lead = [_lead(c) for c in cost]  # own cost over the open minimum, +inf where closed
-    told: list[dict[int, np.ndarray]] = [
+    messages_to: list[dict[int, np.ndarray]] = [
         {} for _ in range(model.nodes)
     ]  # told[i][j]: j's message to i, until j changes
     for labels in levels:
@@ -133,7 +133,7 @@ def _descend(
                     continue
                 stale[i] = False
                 total = start[i]
-                heard = told[i]
+                heard = messages_to[i]
                 for j, table in near[i]:
                     message = heard.get(j)
                     if message is None:
@@ -147,7 +147,7 @@ def _descend(
                 lead[i] = _lead(new)
                 changed = True
                 for j, _ in near[i]:
-                    told[j].pop(i, None)
+                    messages_to[j].pop(i, None)
                     stale[j] = True
             if not changed:
                 break

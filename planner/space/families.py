@@ -187,14 +187,14 @@ def _columns_or_rows(
     experts, embeddings and the loss are cut wherever they can be and never along positions; other
     nodes along positions only where that is allowed. Products come in pairs of columns and rows
     (planner.analysis.columns_rows)."""
-    roles, held = base.roles[i], _is_held(base, i)
+    roles, must_follow = base.roles[i], _is_held(base, i)
     cut = [{roles.get(f, "") for f, axes in s.pairs if axis in axes} for s in splits]
     allowed = [
         (s, c)
         for s, c in zip(splits, cut, strict=True)
-        if "sequence" not in c or (positions and not held)
+        if "sequence" not in c or (positions and not must_follow)
     ]
-    full = [s for s, c in allowed if c & {"tensor", "expert"}] if held else []
+    full = [s for s, c in allowed if c & {"tensor", "expert"}] if must_follow else []
     if direction := directions(base.graph).get(i):
         results = {f for dim in base.rules[i].results[0] for f in dim}
         paired = [
@@ -258,12 +258,12 @@ def restrict(space: Space, allowed: Mapping[int, tuple[Split, ...]]) -> Space | 
     for k, v in enumerate(space.variables):
         if v.kind == "op" and v.node in allowed:
             wanted = set(allowed[v.node])
-            at = np.array([j for j, s in enumerate(v.splits) if s in wanted], np.int64)
-            if not len(at):
+            kept_rows = np.array([j for j, s in enumerate(v.splits) if s in wanted], np.int64)
+            if not len(kept_rows):
                 return None
-            if len(at) < len(v.splits):
-                keep[k] = at
-                v = _pick(v, at)
+            if len(kept_rows) < len(v.splits):
+                keep[k] = kept_rows
+                v = _pick(v, kept_rows)
         variables.append(v)
     cut: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
     links = []

@@ -18,11 +18,11 @@ def outside_gradients(space: Space, zero: int, micro: int) -> tuple[np.ndarray, 
     key = "outside gradients", zero, micro <= 1
     if key not in space.memo:
         arrays, sizes = arrays_of(space), [v.options for v in space.variables]
-        each = [
+        of_variables = [
             outside_gradient(space.base, space.pricer, v.node, zero, micro) for v in space.variables
         ]
         absent, waits, made_later = (
-            np.repeat([getattr(one, what) for one in each], sizes)
+            np.repeat([getattr(one, what) for one in of_variables], sizes)
             for what in ("absent", "waits", "made_later")
         )
         gradients, remaining = arrays.outside_grad_bytes[zero], arrays.outside_remaining_bytes[zero]

@@ -320,10 +320,10 @@ class _Serves:
             name = instruction.operands[0]
         return ""
 
-    def shown(self, held: Held) -> str:
+    def shown(self, value: Held) -> str:
         """A value as it is printed."""
-        what = self.who(held.name)
-        return f"{held.shape} {held.size_bytes:,} B{f' of {what}' if what else ''} ({held.name})"
+        what = self.who(value.name)
+        return f"{value.shape} {value.size_bytes:,} B{f' of {what}' if what else ''} ({value.name})"
 
     def backward(self, schedule: Sequence[str]) -> int:
         """Where the backward pass begins in a schedule: at the first array of floats that it makes

@@ -132,16 +132,16 @@ class Extents:
 
     def _tie(self, tie: Tie) -> None:
         """Enter what the operator says beside its rule."""
-        at = self._element
+        element = self._element
         match tie:
             case Sum(whole, parts):
-                self.constraints.append(Sum(at[whole], tuple(at[p] for p in parts)))
+                self.constraints.append(Sum(element[whole], tuple(element[p] for p in parts)))
             case Window(source, result, bounds):
-                self.constraints.append(Window(at[source], at[result], bounds))
+                self.constraints.append(Window(element[source], element[result], bounds))
             case Shift(source, result, by):
-                self.constraints.append(Shift(at[source], at[result], by))
+                self.constraints.append(Shift(element[source], element[result], by))
             case Same(one, other):
-                self._union(at[one], at[other])
+                self._union(element[one], element[other])
             case Indexed(table, axis, indices, columns):
                 (self._lookup_columns if columns else self._lookup)(table, axis, indices)
 
@@ -179,10 +179,10 @@ class Extents:
         if not leaves or any(n in graph.producer or n in graph.inputs for n in leaves):
             self._fix(*((data, first + c) for c in range(depth)))
             return
-        at = itertools.count(first)
+        columns = itertools.count(first)
         for leaf in leaves:
             self.lookups += [
-                Lookup(leaf, c, data, next(at)) for c in range(graph.tensors[leaf].shape[-1])
+                Lookup(leaf, c, data, next(columns)) for c in range(graph.tensors[leaf].shape[-1])
             ]
 
     def _settle_roots(self) -> None:
@@ -257,36 +257,39 @@ class Extents:
     ) -> list[list[tuple[int, int]]] | None:
         """None when the constraint holds; else ways to mend it, each a list of (class, new extent);
         [] when there is none."""
-        at = lambda k: change.get(k, now[k])  # noqa: E731
+        extent = lambda k: change.get(k, now[k])  # noqa: E731
         if isinstance(c, Product):
-            total = math.prod(at(p) for p in c.parts)
-            if total == at(c.whole):
+            total = math.prod(extent(p) for p in c.parts)
+            if total == extent(c.whole):
                 return None
             if c.whole not in change:
                 return [[(c.whole, total)]]
-            by, rest = divmod(total, at(c.whole))
+            by, rest = divmod(total, extent(c.whole))
             free = sorted(
-                (p for p in c.parts if p not in change and at(p) % max(by, 1) == 0),
-                key=lambda p: (-at(p), p),
+                (p for p in c.parts if p not in change and extent(p) % max(by, 1) == 0),
+                key=lambda p: (-extent(p), p),
             )
-            return [[(p, at(p) // by)] for p in free] if not rest else []
+            return [[(p, extent(p) // by)] for p in free] if not rest else []
         if isinstance(c, Sum):
-            total = sum(at(p) for p in c.parts)
-            if total == at(c.whole):
+            total = sum(extent(p) for p in c.parts)
+            if total == extent(c.whole):
                 return None
             if c.whole not in change:
                 return [[(c.whole, total)]]
-            scaled = [(p, *divmod(now[p] * at(c.whole), now[c.whole])) for p in c.parts]
+            scaled = [(p, *divmod(now[p] * extent(c.whole), now[c.whole])) for p in c.parts]
             return [] if any(rest for _, _, rest in scaled) else [[(p, n) for p, n, _ in scaled]]
         if isinstance(c, Shift):
-            if at(c.source) + c.by == at(c.result):
+            if extent(c.source) + c.by == extent(c.result):
                 return None
             return (
-                [[(c.result, at(c.source) + c.by)]]
+                [[(c.result, extent(c.source) + c.by)]]
                 if c.result not in change
-                else [[(c.source, at(c.result) - c.by)]]
+                else [[(c.source, extent(c.result) - c.by)]]
             )
-        old, new = (self.extent[c.source], self.extent[c.result]), (at(c.source), at(c.result))
+        old, new = (
+            (self.extent[c.source], self.extent[c.result]),
+            (extent(c.source), extent(c.result)),
+        )
         if window(c.bounds, old[0], *new) is not None:
             return None
         if c.result not in change:

@@ -597,10 +597,10 @@ def main(argv: list[str]) -> int:
     except PlanError as e:
         put({"error": _row(e)})
     except Exception as e:  # of the compiler, or of the program
-        at = {"compiled": "running", "ran": "compiling again"}.get(str(kept.get("phase")))
+        activity = {"compiled": "running", "ran": "compiling again"}.get(str(kept.get("phase")))
         failed = told(
             e,
-            at
+            activity
             or f"compiling for {request['target'] if request['target'] != 'cpu' else 'virtual devices'}",  # noqa: E501
             EMITTED,
         )

@@ -147,8 +147,8 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
 
 def _batch(keys: Keys, data: int) -> tuple[int, int]:
     """(rows of a step, microbatches). Raises PlanError P191 where they do not divide."""
-    said = keys.get("train_batch_size")
-    if isinstance(said, list):
+    step_rows = keys.get("train_batch_size")
+    if isinstance(step_rows, list):
         raise PlanError(
             "P191",
             "train_batch_size is a schedule: one batch is priced",

@@ -353,8 +353,8 @@ def _rotary(t: Tracer, op: Op) -> list[Dims]:
 def _experts(t: Tracer, op: Op) -> list[Dims]:
     x = t.dims(op.inputs[0])
     for name in op.inputs[1:3]:
-        for k, (own, factors) in enumerate(zip(t.dims(name)[:-1], x[:-1], strict=True)):
-            if 0 in factors and 0 not in own:
+        for k, (expert_factors, factors) in enumerate(zip(t.dims(name)[:-1], x[:-1], strict=True)):
+            if 0 in factors and 0 not in expert_factors:
                 t.demand(op, name, k, factors)
     return [x]
 

@@ -173,21 +173,21 @@ def _kind_inside(op: Op, slot: int, data: set[str]) -> str:
         names = body.inputs[own_inputs:]
         if slot < first:
             return ""
-        held = {
+        not_stored = {
             n
             for k, (n, outer) in enumerate(zip(names, op.inputs[first:], strict=True))
             if outer in data or k in states
         } | set(body.inputs[:own_inputs])
         for inner in body.ops:
-            if any(i in held for i in inner.inputs):
-                held.update(o for o in inner.outputs if o)
+            if any(i in not_stored for i in inner.inputs):
+                not_stored.update(o for o in inner.outputs if o)
         for inner in body.ops:
             for k, name in enumerate(inner.inputs):
                 if (
                     name
-                    and name not in held
+                    and name not in not_stored
                     and _origin(body, name)[0] == names[slot - first]
-                    and (kind := slot_kind(body, inner, k, held))
+                    and (kind := slot_kind(body, inner, k, not_stored))
                 ):
                     return kind
     return ""

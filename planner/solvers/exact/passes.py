@@ -75,7 +75,7 @@ def steps_of(
         for b in buckets:
             axes = (v, *scope[b])
             shape = tuple(size[u] for u in axes)
-            own = (offset[v], offset[v + 1], (shape[0], *(1,) * (len(shape) - 1)))
+            own_costs = (offset[v], offset[v + 1], (shape[0], *(1,) * (len(shape) - 1)))
             away: tuple[int, ...] = ()
             if (to := parent[b]) >= 0:
                 inside, above = set(scope[b]), (owner[to], *scope[to])
@@ -83,11 +83,11 @@ def steps_of(
                 away = tuple(k for k, u in enumerate(above) if u not in inside)
             summands = [t.shape for t in base[b]] + [sent for _, sent in children[b]]
             if b == v:
-                summands.insert(1, own[2])
+                summands.insert(1, own_costs[2])
             steps.append(
                 Step(
                     b,
-                    own if b == v else None,
+                    own_costs if b == v else None,
                     tuple(children[b]),
                     _in_place(shape, summands),
                     to,
@@ -108,13 +108,13 @@ def alike(groups: Sequence[Group], base: Sequence[Sequence[np.ndarray]]) -> list
     kinds = []
     for _, steps in groups:
         key = []
-        for bucket, own, children, in_place, _, _ in steps:
+        for bucket, own_costs, children, in_place, _, _ in steps:
             pairs = tuple(
                 content.setdefault((t.shape, blake2b(t.tobytes()).digest()), len(content))
                 for t in base[bucket]
             )
             sent = tuple((of_bucket[c], shape) for c, shape in children)
-            key.append((pairs, sent, own and own[2], in_place))
+            key.append((pairs, sent, own_costs and own_costs[2], in_place))
         kind = number.setdefault(tuple(key), len(number))
         of_bucket.update((step.bucket, (kind, k)) for k, step in enumerate(steps))
         kinds.append(kind)
@@ -159,8 +159,11 @@ def fill(
         shifts = (shift or {}).get(v) if len(steps) > 1 else None
         like = steps
         if kind is not None:
-            own = steps[0].own or (0, 0, ())
-            costs = unary[own[0] : own[1]].tobytes(), None if shifts is None else shifts.tobytes()
+            own_costs = steps[0].own or (0, 0, ())
+            costs = (
+                unary[own_costs[0] : own_costs[1]].tobytes(),
+                None if shifts is None else shifts.tobytes(),
+            )
             children = tuple(first[c] for step in steps for c, _ in step.children)
             like = filled.setdefault((kind, costs, children), steps)
         if like is steps:

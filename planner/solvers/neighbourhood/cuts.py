@@ -111,12 +111,12 @@ def draw(f, most, room, luck, tie):
     for v in range(n):
         logs[v] = math.log(f.offset[v + 1] - f.offset[v])
     # Rows of neighbours with room to grow; one that is full moves to the end.
-    first, held, count = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+    first, room_of, count = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
     used = 0
     for v in range(n):
         count[v] = f.first[v + 1] - f.first[v]
-        first[v], held[v] = used, 2 * count[v] + 8
-        used += held[v]
+        first[v], room_of[v] = used, 2 * count[v] + 8
+        used += room_of[v]
     near = np.empty(4 * used, np.int64)
     size, stamp, gone = logs.copy(), np.zeros(n, np.int64), np.zeros(n, np.bool_)
     for v in range(n):
@@ -165,12 +165,12 @@ def draw(f, most, room, luck, tie):
                     if _has(near, first, count, u if less else w, w if less else u):
                         continue
                     for i, j in ((u, w), (w, u)):
-                        if count[i] == held[i]:
-                            if used + 2 * held[i] > len(near):
+                        if count[i] == room_of[i]:
+                            if used + 2 * room_of[i] > len(near):
                                 near = np.concatenate((near, np.empty(len(near), np.int64)))
                             near[used : used + count[i]] = near[first[i] : first[i] + count[i]]
-                            first[i], held[i] = used, 2 * held[i]
-                            used += held[i]
+                            first[i], room_of[i] = used, 2 * room_of[i]
+                            used += room_of[i]
                         near[first[i] + count[i]] = j
                         count[i] += 1
                         size[i] += logs[j]
@@ -198,12 +198,12 @@ def read_by(f, order):
         if order.scope_first[t + 1] > order.scope_first[t]:
             child_first[order.position[order.scope[order.scope_first[t]]] + 1] += 1
     child_first = np.cumsum(child_first)
-    child, at = np.empty(child_first[-1], np.int64), child_first[:-1].copy()
+    child, next_free = np.empty(child_first[-1], np.int64), child_first[:-1].copy()
     for t in range(steps):
         if order.scope_first[t + 1] > order.scope_first[t]:
             p = order.position[order.scope[order.scope_first[t]]]
-            child[at[p]] = t
-            at[p] += 1
+            child[next_free[p]] = t
+            next_free[p] += 1
     return Messages(child_first, child, first, np.empty(first[-1]))
 
 

@@ -124,7 +124,7 @@ def read_assignment(text: str, lives: str = "") -> Assignment:
             into = donated if match.group(4) is not None else temporary if wanted else []
         elif match := _VALUE.match(line):
             first, last = life.get((match.group(1), match.group(2) or "{}"), (-1, -1))
-            held = Held(
+            value = Held(
                 match.group(1),
                 match.group(5).split("{")[0].lstrip("("),
                 int(match.group(3)),
@@ -134,9 +134,9 @@ def read_assignment(text: str, lives: str = "") -> Assignment:
             space = _SPACE.search(match.group(5))
             if space and into is temporary:
                 if int(space.group(1)) == 1:
-                    on_chip.append(_Placed(held, number, int(match.group(4))))
+                    on_chip.append(_Placed(value, number, int(match.group(4))))
             elif not space:
-                into.append(_Placed(held, number, int(match.group(4))))
+                into.append(_Placed(value, number, int(match.group(4))))
     return Assignment(
         temporaries=_apart(temporary),
         parameters=parameters,

@@ -76,10 +76,10 @@ def _cudnn(backward: bool, instruction: Instruction, operands: tuple[Shape, ...]
     )
 
 
-def _value_width(instruction: Instruction, given: int) -> int:
+def _value_width(instruction: Instruction, padded_width: int) -> int:
     """Elements of a value of the program, where its kernel is given wider ones with zeros."""
     match = _VALUES.search(instruction.attributes)
-    return int(match.group(1)) if match else given
+    return int(match.group(1)) if match else padded_width
 
 
 def _splash(kernel: str, instruction: Instruction, operands: tuple[Shape, ...]) -> FusedAttention:
