@@ -187,9 +187,9 @@ class Net:
         """The finished model, at the lowest opset its operators allow (18 to 27)."""
         self._model.ir_version = _IR_VERSION[self._opset]
         self._model.opset_import.add(domain="", version=self._opset)
-        said = {"notes": "\n".join(self.notes), "left_out": "\n".join(self.left_out)}
+        metadata = {"notes": "\n".join(self.notes), "left_out": "\n".join(self.left_out)}
         properties = {"default_batch": str(self.default_batch)} | {
-            k: v for k, v in said.items() if v
+            k: v for k, v in metadata.items() if v
         }
         self._onnx.helper.set_model_props(self._model, properties)
         return self._model

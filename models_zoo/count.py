@@ -97,12 +97,12 @@ def _sample(graph: Graph) -> str:
             parts.append("x".join(str(n) for n in (t.shape[1:] if t.shape[0] == 1 else t.shape)))
         else:
             tokens.append(f"{t.elements:,}")
-    said = [
+    parts_text = [
         *parts,
         *([" + ".join(tokens) + " tokens"] if tokens else []),
         *([f"{ids} id" + "s" * (ids > 1)] if ids else []),
     ]
-    return " + ".join(said)
+    return " + ".join(parts_text)
 
 
 def as_json(name: str, family: Family, preset: Preset, counted: Count) -> dict[str, Any]:

@@ -116,8 +116,8 @@ def _widths(c: Delta) -> tuple[tuple[str, int], ...]:
 def _part(s: Scope, x: str, name: str, width: int, c: Delta, memory: Memory | None) -> str:
     """Queries, keys or values [B, S, width], behind their convolution."""
     y = linear(s.at(f"in_proj_qkv.{name}"), x, c.hidden, width, bias=False)
-    at, sizes = s.at(f"conv1d.{name}"), (width, c.taps)
-    return convolve(at, y, sizes, bias=False, act=True, memory=memory, part=name)
+    convolution, sizes = s.at(f"conv1d.{name}"), (width, c.taps)
+    return convolve(convolution, y, sizes, bias=False, act=True, memory=memory, part=name)
 
 
 def _to_heads(s: Scope, x: str, c: Delta) -> str:

@@ -118,14 +118,14 @@ def build(c: Gemma4Config, net: Net) -> None:
     token = _token(s.at("per_layer_projection_norm"), ids, rows, c) if c.per_layer else None
     kept: dict[bool, tuple[str, str]] = {}
     for i in range(c.layers):
-        at, kind = s.at(f"layers.{i}"), kinds[c.whole(i)]
-        h = _norm(at.at("input_layernorm"), x, c)
-        h = _attention(at.at("self_attn"), h, c, kind, kept, own=not c.borrows(i))
-        x = s.op("Add", x, _norm(at.at("post_attention_layernorm"), h, c))
-        x = at.op("Add", x, _feed(at, x, c, (2 if c.wide and c.borrows(i) else 1) * c.ff))
+        layer, kind = s.at(f"layers.{i}"), kinds[c.whole(i)]
+        h = _norm(layer.at("input_layernorm"), x, c)
+        h = _attention(layer.at("self_attn"), h, c, kind, kept, own=not c.borrows(i))
+        x = s.op("Add", x, _norm(layer.at("post_attention_layernorm"), h, c))
+        x = layer.op("Add", x, _feed(layer, x, c, (2 if c.wide and c.borrows(i) else 1) * c.ff))
         if token:
-            x = at.op("Add", x, _own(at, x, token, c))
-        x = at.op("Mul", x, at.weight("layer_scalar", 1, std=0.0, mean=1.0))
+            x = layer.op("Add", x, _own(layer, x, token, c))
+        x = layer.op("Mul", x, layer.weight("layer_scalar", 1, std=0.0, mean=1.0))
     x = _norm(s.at("norm"), x, c)
     head = net.root.at("lm_head")
     language_head(head, x, c.hidden, c.vocab, table if c.tied else "", cap=c.head_cap)
@@ -161,7 +161,7 @@ def _check(c: Gemma4Config, net: Net) -> None:
 def _kinds(s: Scope, ids: str, c: Gemma4Config) -> dict[bool, _Kind]:
     """By whether a layer sees everything."""
     turns, mask = s.at("rotary_emb"), s.at("mask")
-    at = Positions(ids, positions(turns, c.seq), False)
+    places = Positions(ids, positions(turns, c.seq), False)
     causal = causal_mask(mask, c.seq) if c.decomposed else ""
     near = window_mask(mask, c.seq, c.window) if 0 < c.window < c.seq else ""
     kinds = {}
@@ -169,11 +169,11 @@ def _kinds(s: Scope, ids: str, c: Gemma4Config) -> dict[bool, _Kind]:
         dim, kv = c.heads_of(whole)
         turned = 2 * int(c.global_share * dim / 2)
         rotate = (
-            proportional(turns, at, c.theta, width=dim, turned=turned)
+            proportional(turns, places, c.theta, width=dim, turned=turned)
             if whole and turned < dim
             else rotary(
                 turns,
-                at,
+                places,
                 c.theta if whole else c.local_theta or c.theta,
                 width=dim,
                 turned=dim,
@@ -247,15 +247,15 @@ def _token(norm: Scope, ids: str, rows: str, c: Gemma4Config) -> _Token:
 def _own(s: Scope, x: str, token: _Token, c: Gemma4Config) -> str:
     """What a layer adds of its own vector of each token."""
     width = c.per_layer
-    own, _ = embedding(s.at("embed_tokens_per_layer"), token.ids, c.per_layer_vocab, width)
-    own = s.op("Mul", own, s.f32(width**0.5))
+    embedded, _ = embedding(s.at("embed_tokens_per_layer"), token.ids, c.per_layer_vocab, width)
+    embedded = s.op("Mul", embedded, s.f32(width**0.5))
     seen = linear(s.at("per_layer_model_projection"), token.rows, c.hidden, width, bias=False)
     if c.decomposed:
         seen = token.norm.op("Mul", unit_rms(token.norm, seen, epsilon=c.epsilon), token.scale)
     else:
         norm = token.norm
         seen = norm.op("RMSNormalization", seen, token.scale, axis=-1, epsilon=c.epsilon)
-    both = s.op("Mul", s.op("Add", seen, own), s.f32(2**-0.5))
+    both = s.op("Mul", s.op("Add", seen, embedded), s.f32(2**-0.5))
     gate = linear(s.at("per_layer_input_gate"), x, c.hidden, width, bias=False)
     h = s.op("Mul", activation(s, gate, c.act), both)
     h = linear(s.at("per_layer_projection"), h, width, c.hidden, bias=False)

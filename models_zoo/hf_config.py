@@ -243,12 +243,12 @@ def with_lengths(
         return from_config(path, {CACHE: "1"}), {}, {}
     own = [option for option in LENGTHS if option in zoo_options(family.config_type)]
     taken = {option: dims[option] for option in own if option in dims}
-    left = {
+    assumed = {
         option: int(getattr(config, option))
         for option in own
         if option not in dims and getattr(config, option, None)
     }
-    return from_config(path, {option: str(n) for option, n in taken.items()}), taken, left
+    return from_config(path, {option: str(n) for option, n in taken.items()}), taken, assumed
 
 
 def _load(path: Path) -> dict[str, Any]:

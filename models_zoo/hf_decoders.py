@@ -54,11 +54,11 @@ def decoder(
     type's defaults (kv_heads None: as many as heads; acts: the first) and the names of some
     fields."""
     heads = f.whole("num_attention_heads", heads)
-    width, own = f.whole("hidden_size", hidden), f.maybe("head_dim") or head_dim
+    width, own_head_dim = f.whole("hidden_size", hidden), f.maybe("head_dim") or head_dim
     turn = turning(f, theta=theta, share=share, local=local_theta)
     part = turn.pop("share", None)
     if part is not None:
-        turn["rotary_dim"] = max(1, int((own or width // heads) * part))
+        turn["rotary_dim"] = max(1, int((own_head_dim or width // heads) * part))
     return turn | {
         "layers": f.layers("num_hidden_layers", layers),
         "hidden": width,
@@ -68,7 +68,7 @@ def decoder(
         "vocab": f.whole("vocab_size", vocab),
         "seq": f.length("max_position_embeddings", seq),
         "epsilon": f.number(epsilon_key, epsilon),
-        "head_dim": own,
+        "head_dim": own_head_dim,
         "tied": f.flag("tie_word_embeddings", tied),
         "attention_bias": f.flag("attention_bias", attention_bias),
         "mlp_bias": f.flag("mlp_bias", False),

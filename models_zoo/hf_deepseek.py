@@ -29,12 +29,12 @@ def _deepseek_fields(
     f.only("moe_layer_freq", 1)
     if f.data.get("num_nextn_predict_layers") or f.data.get("num_mtp_layers"):
         f.left_out.append("The layer that predicts a second token is left out.")
-    each = f.whole("moe_intermediate_size", width)
+    expert_width = f.whole("moe_intermediate_size", width)
     return fields | {
         "experts": f.whole("n_routed_experts", experts, limit=EXPERTS),
         "top": f.whole("num_experts_per_tok", top),
-        "expert_ff": each,
-        "shared_ff": each * f.count("n_shared_experts", shared),
+        "expert_ff": expert_width,
+        "shared_ff": expert_width * f.count("n_shared_experts", shared),
         "dense_layers": f.count("first_k_dense_replace", dense),
         "head_dim": None,
     }

@@ -122,9 +122,9 @@ def _thetas(f: Fields) -> tuple[float, float]:
         ("sliding_attention", "local_rope_theta", 10_000.0),
     ):
         table = tables.get(kind)
-        own = Fields(f.path, table) if isinstance(table, dict) else f
-        rescaled(f, own.data if own is not f else f.data.get("rope_scaling"))
-        thetas.append(own.number("rope_theta" if own is not f else key, usual))
+        of_kind = Fields(f.path, table) if isinstance(table, dict) else f
+        rescaled(f, of_kind.data if of_kind is not f else f.data.get("rope_scaling"))
+        thetas.append(of_kind.number("rope_theta" if of_kind is not f else key, usual))
     return thetas[0], thetas[1]
 
 

@@ -97,10 +97,10 @@ def _turns(f: Fields) -> dict[str, Any]:
         raise f.bad("rope_parameters", "an object")
     by_kind = {}
     for kind in _KINDS:
-        own = (tables or {}).get(kind)
-        if own is not None and not isinstance(own, dict):
+        table = (tables or {}).get(kind)
+        if table is not None and not isinstance(table, dict):
             raise f.bad("rope_parameters", f"an object in which {kind} is one")
-        by_kind[kind] = Fields(f.path, own or {})
+        by_kind[kind] = Fields(f.path, table or {})
         if by_kind[kind].data.get("rope_type") != "proportional":
             rescaled(f, by_kind[kind].data)
     whole = by_kind["full_attention"]

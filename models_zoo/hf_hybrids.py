@@ -52,8 +52,8 @@ def _at_indices(f: Fields, key: str, layers: int, other: str, default: Sequence[
     chosen = list(default) if chosen is None else chosen
     if not isinstance(chosen, list) or any(type(i) is not int for i in chosen):
         raise f.bad(key, "a list of numbers of layers")
-    own = set(chosen)
-    return "".join("*" if i in own else other for i in range(layers))
+    attending = set(chosen)
+    return "".join("*" if i in attending else other for i in range(layers))
 
 
 def _space(f: Fields, fields: Mapping[str, Any], *, inner: int, state: int = 256) -> dict[str, Any]:
@@ -131,8 +131,8 @@ def _granitemoehybrid(f: Fields) -> tuple[Family, Any]:
 def _falcon_h1(f: Fields) -> tuple[Family, Any]:
     fields = decoder(f, ff=14336, kv_heads=8, vocab=128000, seq=8192, epsilon=1e-5)
     wide = f.whole("mamba_expand", 2) * fields["hidden"]
-    own = f.data.get("mamba_d_ssm", 1024)
-    space = _space(f, fields, inner=wide if own is None else f.whole("mamba_d_ssm", 1024))
+    inner = f.data.get("mamba_d_ssm", 1024)
+    space = _space(f, fields, inner=wide if inner is None else f.whole("mamba_d_ssm", 1024))
     behind = "before" if f.flag("mamba_norm_before_gate", True) else "after"
     scales = (
         f.number("ssm_in_multiplier", 1.0),
@@ -161,8 +161,8 @@ def _falcon_h1(f: Fields) -> tuple[Family, Any]:
 
 
 def _lfm2(f: Fields) -> tuple[Family, Any]:
-    own = {"intermediate_size": f.data.get("block_ff_dim"), "norm_eps": 1e-5}
-    f.data = {k: v for k, v in own.items() if v is not None} | {**f.data}
+    renamed = {"intermediate_size": f.data.get("block_ff_dim"), "norm_eps": 1e-5}
+    f.data = {k: v for k, v in renamed.items() if v is not None} | {**f.data}
     if "tie_embedding" in f.data:
         f.data["tie_word_embeddings"] = f.data["tie_embedding"]
     fields = decoder(
@@ -338,13 +338,13 @@ def _pattern(f: Fields) -> str:
 
 def _numbers(f: Fields, key: str, count: int) -> tuple[float, ...]:
     """So many positive numbers, 1 where the file has none."""
-    given = f.data.get(key)
-    if given is None:
+    numbers = f.data.get(key)
+    if numbers is None:
         return (1.0,) * count
-    if not isinstance(given, list) or len(given) != count:
+    if not isinstance(numbers, list) or len(numbers) != count:
         raise f.bad(key, f"{count} positive numbers")
     return tuple(
-        Fields(f.path, {f"{key}[{i}]": n}).number(f"{key}[{i}]", 1.0) for i, n in enumerate(given)
+        Fields(f.path, {f"{key}[{i}]": n}).number(f"{key}[{i}]", 1.0) for i, n in enumerate(numbers)
     )
 
 

@@ -83,10 +83,10 @@ def turning(
     turns. theta, share: the model type's defaults; local: likewise of layers with a window, None
     where they have the same."""
     nested = f.data.get("rope_parameters")
-    own = nested if isinstance(nested, dict) else {}
-    per_kind = isinstance(own.get("full_attention"), dict)
-    rope = Fields(f.path, own["full_attention"] if per_kind else own or f.data)
-    scaling = rope.data if own else f.data.get("rope_scaling")
+    by_kind = nested if isinstance(nested, dict) else {}
+    per_kind = isinstance(by_kind.get("full_attention"), dict)
+    rope = Fields(f.path, by_kind["full_attention"] if per_kind else by_kind or f.data)
+    scaling = rope.data if by_kind else f.data.get("rope_scaling")
     rescaled(f, scaling)
     fields: dict[str, Any] = {"theta": rope.number("rope_theta", f.number("rope_theta", theta))}
     part = rope.number("partial_rotary_factor", f.number("partial_rotary_factor", share))
@@ -95,7 +95,7 @@ def turning(
     if part != 1:
         fields["share"] = part
     if local is not None:
-        near = own.get("sliding_attention")
+        near = by_kind.get("sliding_attention")
         table = Fields(f.path, near) if per_kind and isinstance(near, dict) else f
         key = "rope_theta" if table is not f else "rope_local_base_freq"
         fields["local_theta"] = table.number(key, local)

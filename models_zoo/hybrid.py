@@ -85,14 +85,14 @@ class HybridConfig(moe.MoeConfig):
     @property
     def space(self) -> mamba.Mamba2:
         """The state space of a layer."""
-        own = self.ssm or mamba.Mamba2(self.hidden, self.seq, 2 * self.hidden // 64)
-        return replace(own, **self._shared)
+        base = self.ssm or mamba.Mamba2(self.hidden, self.seq, 2 * self.hidden // 64)
+        return replace(base, **self._shared)
 
     @property
     def rule(self) -> delta.Delta:
         """The delta rule of a layer."""
-        own = self.delta_rule or delta.Delta(self.hidden, self.seq)
-        return replace(own, **self._shared)
+        base = self.delta_rule or delta.Delta(self.hidden, self.seq)
+        return replace(base, **self._shared)
 
     @property
     def _shared(self) -> dict[str, Any]:
@@ -120,10 +120,10 @@ def build(c: HybridConfig, net: Net) -> None:
     layers = range(c.layers)
     if any(c.sparse(i) for i in layers):
         moe.checked(c, net)
-    own: mamba.Masks | None = None
+    masks: mamba.Masks | None = None
     if any(c.kind(i) in "MH" for i in layers):
         mamba.check(c.space, net)
-        own = mamba.masks(net.root.at("model/mask"), c.space)
+        masks = mamba.masks(net.root.at("model/mask"), c.space)
     if any(c.kind(i) == "D" for i in layers):
         delta.check(c.rule, net)
 
@@ -131,7 +131,7 @@ def build(c: HybridConfig, net: Net) -> None:
     def layer(
         i: int, s: Scope, x: str, attention: llama.Attend, feed: llama.Attend, memory: Memory | None
     ) -> str:
-        others = _others(c, own, memory)
+        others = _others(c, masks, memory)
         if c.alone:
             return _alone(i, s, x, c, {"*": attention, **others}, feed)
         kind = c.kind(i)

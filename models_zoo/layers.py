@@ -260,16 +260,18 @@ def self_attention(
     """Multi-head attention with biases (GPT, BERT, ViT). names: the q, k, v and output projections'
     modules; extend: puts keys and values behind earlier ones; kv_heads: theirs, by default as
     many."""
-    each, shared = width // heads, kv_heads or heads
+    head_dim, shared = width // heads, kv_heads or heads
     q, k, v = (
-        split_heads(s.at(n), linear(s.at(n), x, width, own * each), rows, own, each)
+        split_heads(s.at(n), linear(s.at(n), x, width, own * head_dim), rows, own, head_dim)
         for n, own in zip(names[:3], (heads, shared, shared), strict=True)
     )
     if extend:
         k, v = extend(s, k, v)
     groups = heads // shared
     if decomposed:
-        k, v = (repeat_heads(s, y, shared, groups, rows, each) for y in (k, v))
+        k, v = (repeat_heads(s, y, shared, groups, rows, head_dim) for y in (k, v))
         groups = 1
-    context = attend(s, q, k, v, groups=groups, scale=each**-0.5, mask=mask, decomposed=decomposed)
+    context = attend(
+        s, q, k, v, groups=groups, scale=head_dim**-0.5, mask=mask, decomposed=decomposed
+    )
     return linear(s.at(names[3]), merge_heads(s, context, rows, width), width, width)

@@ -248,17 +248,17 @@ def decoder(
     for i in range(c.layers):
         rotate = unturned if c.bare(i) else turns[c.local(i) and bool(c.local_theta)]
         mask = masks[c.local(i)]
-        own: Attend = partial(
+        attend: Attend = partial(
             run,  # type: ignore[call-arg]
             rotate=rotate,
             mask=mask,
             extend=partial(cache.extend, layer=i) if cache else None,
         )
-        at, own_feed = s.at(f"layers.{i}"), partial(feed, i)
+        layer_scope, own_feed = s.at(f"layers.{i}"), partial(feed, i)
         if layer:
-            x = layer(i, at, x, own, own_feed, Memory(cache, i) if cache else None)
+            x = layer(i, layer_scope, x, attend, own_feed, Memory(cache, i) if cache else None)
         else:
-            x = block(at, x, c, within("self_attn", own), own_feed)
+            x = block(layer_scope, x, c, within("self_attn", attend), own_feed)
     x = norm(s.at("norm"), x, c)
     language_head(
         net.root.at("lm_head"),
@@ -301,13 +301,13 @@ def _turns(s: Scope, ids: str, c: LlamaConfig, cache: Cache | None) -> dict[bool
     """What turns queries and keys; under True that of layers which have a theta of their own."""
     if cache and not c.keeping:
         return {False: unturned, True: unturned}
-    at = Positions(ids, cache.position if cache else positions(s, c.seq), cache is not None)
+    places = Positions(ids, cache.position if cache else positions(s, c.seq), cache is not None)
     width = c.rotary_width
-    made = partial(
-        rotary, s, at, width=width, turned=c.rotary_dim or width, operator=c.rotary == "op"
+    rotation = partial(
+        rotary, s, places, width=width, turned=c.rotary_dim or width, operator=c.rotary == "op"
     )
-    turns = {False: made(c.theta)}
-    return turns | ({True: made(c.local_theta)} if c.local_theta else {})
+    turns = {False: rotation(c.theta)}
+    return turns | ({True: rotation(c.local_theta)} if c.local_theta else {})
 
 
 def _masks(s: Scope, net: Net, c: LlamaConfig, cache: Cache | None) -> dict[bool, Masking]:

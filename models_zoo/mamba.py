@@ -99,8 +99,8 @@ class Mamba2:
     @property
     def widths(self) -> dict[str, int]:
         """Of the parts of in_proj."""
-        each = self.groups * self.state
-        return dict(zip(PARTS, (self.inner, self.inner, each, each, self.heads), strict=True))
+        width = self.groups * self.state
+        return dict(zip(PARTS, (self.inner, self.inner, width, width, self.heads), strict=True))
 
     def states(self, layer: int) -> dict[str, tuple[int, ...]]:
         """What a layer keeps of earlier tokens (`Cache.states`)."""
@@ -197,8 +197,8 @@ def _norm(s: Scope, y: str, c: Mamba2) -> str:
     """RMSNorm of each group's features [B, S, inner]."""
     if c.groups == 1:
         return rms_norm(s, y, c.inner, epsilon=c.epsilon, decomposed=c.decomposed)
-    each = s.op("Reshape", y, s.ints(0, c.rows, c.groups, c.inner // c.groups))
-    y = s.op("Reshape", unit_rms(s, each, epsilon=c.epsilon), s.ints(0, c.rows, c.inner))
+    grouped = s.op("Reshape", y, s.ints(0, c.rows, c.groups, c.inner // c.groups))
+    y = s.op("Reshape", unit_rms(s, grouped, epsilon=c.epsilon), s.ints(0, c.rows, c.inner))
     return s.op("Mul", y, s.weight("weight", c.inner, std=0.1, mean=1.0))
 
 
@@ -311,8 +311,8 @@ def _within(s: Scope, x: str, total: str, b: str, k: str, seen: str) -> str:
 
 def _states(s: Scope, x: str, total: str, whole: str, b: str) -> str:
     """[B, heads, z, N, P]."""
-    left = s.op("Exp", s.op("Sub", whole, total))
-    return s.op("MatMul", b, s.op("Mul", x, s.op("Unsqueeze", left, s.ints(-1))))
+    decay = s.op("Exp", s.op("Sub", whole, total))
+    return s.op("MatMul", b, s.op("Mul", x, s.op("Unsqueeze", decay, s.ints(-1))))
 
 
 def _entering(s: Scope, states: str, whole: str, c: Mamba2, before: str) -> str:

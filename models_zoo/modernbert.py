@@ -105,9 +105,9 @@ def _masks(s: Scope, present: str, c: ModernBertConfig) -> dict[bool, Masking]:
 
 def _turns(s: Scope, ids: str, c: ModernBertConfig) -> dict[bool, Rotate]:
     """What turns queries and keys; under True of layers that see near tokens alone."""
-    at = Positions(ids, positions(s, c.seq), False)
+    places = Positions(ids, positions(s, c.seq), False)
     return {
-        near: rotary(s, at, theta, width=c.width, turned=c.width, operator=False)
+        near: rotary(s, places, theta, width=c.width, turned=c.width, operator=False)
         for near, theta in ((False, c.theta), (True, c.local_theta))
     }
 

@@ -90,11 +90,11 @@ class MoeConfig(llama.LlamaConfig):
     @property
     def idle(self) -> int:
         """Parameters of experts that a token does not pass."""
-        each = (2 if self.plain_mlp else 3) * self.hidden * self.expert_width
+        expert_parameters = (2 if self.plain_mlp else 3) * self.hidden * self.expert_width
         if self.expert_bias:
-            each += 2 * self.expert_width + self.hidden
+            expert_parameters += 2 * self.expert_width + self.hidden
         sparse = sum(self.sparse(i) for i in range(self.layers))
-        return sparse * (self.experts - self.top) * each
+        return sparse * (self.experts - self.top) * expert_parameters
 
 
 def build(c: MoeConfig, net: Net) -> None:
@@ -208,15 +208,15 @@ def _sparse_mixer(s: Scope, logits: str, c: MoeConfig) -> Chosen:
     """As `_route`, of SparseMixer without its draws: behind the best so far the next best, weighed
     by a softmax over those left that are away from it by `near` of the larger size at most."""
     best, index = s.ops(2, "TopK", logits, s.ints(c.top), axis=-1)
-    size, left, weights = s.op("Abs", logits), logits, list[str]()
-    for k, own in enumerate(s.ops(c.top, "Split", best, s.ints(*[1] * c.top), axis=-1)):
-        far = s.op("Div", s.op("Sub", own, logits), s.op("Max", size, own))
-        near = s.op("Where", s.op("Greater", far, s.f32(c.near)), s.f32(MASKED), left)
+    size, open_logits, weights = s.op("Abs", logits), logits, list[str]()
+    for k, best_so_far in enumerate(s.ops(c.top, "Split", best, s.ints(*[1] * c.top), axis=-1)):
+        far = s.op("Div", s.op("Sub", best_so_far, logits), s.op("Max", size, best_so_far))
+        near = s.op("Where", s.op("Greater", far, s.f32(c.near)), s.f32(MASKED), open_logits)
         chosen = s.op("Slice", index, s.ints(k), s.ints(k + 1), s.ints(-1))
         share = s.op("Softmax", near, axis=-1)
         weights.append(s.op("GatherElements", share, chosen, axis=-1))
         taken = s.op("Squeeze", _one_hot(s, chosen, c.experts), s.ints(-2))
-        left = s.op("Where", s.op("Cast", taken, to=9), s.f32(MASKED), left)
+        open_logits = s.op("Where", s.op("Cast", taken, to=9), s.f32(MASKED), open_logits)
     return s.op("Concat", *weights, axis=-1), index
 
 
@@ -289,11 +289,11 @@ def _of_all(s: Scope, c: MoeConfig) -> _Stacks:
 
 def _dense(s: Scope, x: str, c: MoeConfig, chosen: Chosen) -> str:
     value, index = chosen
-    each = s.op(
+    weighed = s.op(
         "Mul", _one_hot(s, index, c.experts), s.op("Unsqueeze", value, s.ints(-1))
     )  # [B, S, k, E]
     share = s.op(
-        "Transpose", s.op("ReduceSum", each, s.ints(2), keepdims=0), perm=[0, 2, 1]
+        "Transpose", s.op("ReduceSum", weighed, s.ints(2), keepdims=0), perm=[0, 2, 1]
     )  # [B, E, S]
     y = _swiglu(s, s.op("Unsqueeze", x, s.ints(1)), _of_all(s, c), c)  # [B, E, S, H]
     return s.op(

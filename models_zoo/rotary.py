@@ -30,20 +30,22 @@ class Positions:
 
 
 def rotary(
-    s: Scope, at: Positions, theta: float, *, width: int, turned: int, operator: bool
+    s: Scope, places: Positions, theta: float, *, width: int, turned: int, operator: bool
 ) -> Rotate:
     """Write the tables of the angles once; return what turns the first `turned` of the `width`
     features of x. operator: as RotaryEmbedding."""
     half = turned // 2
-    angle = angles(s, s.op("Cast", at.index, to=1), half, theta)
+    angle = angles(s, s.op("Cast", places.index, to=1), half, theta)
     if operator:
         cos, sin = s.op("Cos", angle), s.op("Sin", angle)
-        where = s.op("Expand", s.op("Unsqueeze", at.index, s.ints(0)), s.op("Shape", at.ids))
+        where = s.op(
+            "Expand", s.op("Unsqueeze", places.index, s.ints(0)), s.op("Shape", places.ids)
+        )
         return _part(lambda to, x: to.op("RotaryEmbedding", x, cos, sin, where), width, turned)
     both = s.op(
         "Unsqueeze",
         s.op("Concat", angle, angle, axis=-1),
-        s.ints(1) if at.batched else s.ints(0, 1),
+        s.ints(1) if places.batched else s.ints(0, 1),
     )  # [batch or 1, 1, S, R]
     cos, sin = s.op("Cos", both), s.op("Sin", both)
 
@@ -59,11 +61,11 @@ def _turned(s: Scope, x: str, cos: str, sin: str, half: int) -> str:
     return s.op("Add", s.op("Mul", x, cos), s.op("Mul", swapped, sin))
 
 
-def proportional(s: Scope, at: Positions, theta: float, *, width: int, turned: int) -> Rotate:
+def proportional(s: Scope, places: Positions, theta: float, *, width: int, turned: int) -> Rotate:
     """As `rotary` of all features, of which pairs beyond the first turned / 2 stand still (Gemma
     4): feature i turns with feature i + width / 2."""
     half, some = width // 2, turned // 2
-    place = s.op("Cast", at.index, to=1)
+    place = s.op("Cast", places.index, to=1)
     moving = angles(s, place, some, theta ** (some / half))
     zeros = s.net.constant(np.zeros(half - some, np.float32))
     still = s.op("Mul", s.op("Unsqueeze", place, s.ints(-1)), zeros)

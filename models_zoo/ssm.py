@@ -66,12 +66,12 @@ def build(c: SsmConfig, net: Net) -> None:
     cache = Cache(net, (), {}, states) if c.cache else None
     ids = cache.ids if cache else net.input("input_ids", [net.batch, c.seq], "int64")
     x, table = embedding(s.at("embeddings"), ids, c.vocab, c.hidden)
-    own = mamba.masks(s.at("mask"), c.mixer)
+    masks = mamba.masks(s.at("mask"), c.mixer)
     for i in layers:
         layer = s.at(f"layers.{i}")
         h = rms_norm(layer.at("norm"), x, c.hidden, epsilon=c.epsilon, decomposed=c.decomposed)
         memory = Memory(cache, i) if cache else None
-        x = layer.op("Add", x, mamba.mixer(layer.at("mixer"), h, c.mixer, own, memory))
+        x = layer.op("Add", x, mamba.mixer(layer.at("mixer"), h, c.mixer, masks, memory))
     x = rms_norm(s.at("norm_f"), x, c.hidden, epsilon=c.epsilon, decomposed=c.decomposed)
     language_head(net.root.at("lm_head"), x, c.hidden, c.vocab, table if c.tied else "")
     net.output("logits", [net.batch, SEQUENCE if cache else c.seq, c.vocab])

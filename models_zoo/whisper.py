@@ -77,15 +77,15 @@ def build(c: WhisperConfig, net: Net) -> None:
     x, table = embedding(s.at("embed_tokens"), ids, c.vocab, c.hidden)
     where = s.at("embed_positions")
     x = s.op("Add", x, embedding(where, positions(where, c.target), c.positions, c.hidden)[0])
-    own = Masking(True, causal_mask=causal_mask(s.at("mask"), c.target) if c.decomposed else "")
+    masking = Masking(True, causal_mask=causal_mask(s.at("mask"), c.target) if c.decomposed else "")
     rows, ff = c.target, c.decoder_ff or c.ff
     for i in range(c.decoder_layers or c.layers):
-        at = s.at(f"layers.{i}")
-        x = _attention(at, "self_attn", x, "", c, _Rows(rows, rows, decoder_heads), own)
+        layer = s.at(f"layers.{i}")
+        x = _attention(layer, "self_attn", x, "", c, _Rows(rows, rows, decoder_heads), masking)
         x = _attention(
-            at, "encoder_attn", x, encoded, c, _Rows(rows, c.seq, decoder_heads), Masking()
+            layer, "encoder_attn", x, encoded, c, _Rows(rows, c.seq, decoder_heads), Masking()
         )
-        x = _feed(at, x, c, ff)
+        x = _feed(layer, x, c, ff)
     x = layer_norm(s.at("layer_norm"), x, c.hidden, c.epsilon)
     language_head(net.root.at("proj_out"), x, c.hidden, c.vocab, table if c.tied else "")
     net.output("logits", [net.batch, c.target, c.vocab])
@@ -96,18 +96,18 @@ def _encode(net: Net, c: WhisperConfig) -> str:
     s = net.root.at("model/encoder")
     x = net.input("input_features", [net.batch, c.bins, 2 * c.seq])
     for name, width, stride in (("conv1", c.bins, 1), ("conv2", c.hidden, 2)):
-        at = s.at(name)
-        weights = at.weight("weight", c.hidden, width, 3, std=(3 * width) ** -0.5)
-        bias = at.weight("bias", c.hidden, std=0.1)
-        x = at.op("Conv", x, weights, bias, kernel_shape=[3], pads=[1, 1], strides=[stride])
-        x = at.op("Gelu", x)
+        layer = s.at(name)
+        weights = layer.weight("weight", c.hidden, width, 3, std=(3 * width) ** -0.5)
+        bias = layer.weight("bias", c.hidden, std=0.1)
+        x = layer.op("Conv", x, weights, bias, kernel_shape=[3], pads=[1, 1], strides=[stride])
+        x = layer.op("Gelu", x)
     where = s.at("embed_positions")
     table, _ = embedding(where, positions(where, c.seq), c.seq, c.hidden)
     x = s.op("Add", s.op("Transpose", x, perm=[0, 2, 1]), table)
     for i in range(c.layers):
-        at = s.at(f"layers.{i}")
-        x = _attention(at, "self_attn", x, "", c, _Rows(c.seq, c.seq, c.heads), Masking())
-        x = _feed(at, x, c, c.ff)
+        layer = s.at(f"layers.{i}")
+        x = _attention(layer, "self_attn", x, "", c, _Rows(c.seq, c.seq, c.heads), Masking())
+        x = _feed(layer, x, c, c.ff)
     return layer_norm(s.at("layer_norm"), x, c.hidden, c.epsilon)
 
 
@@ -116,7 +116,7 @@ def _attention(
     s: Scope, name: str, x: str, memory: str, c: WhisperConfig, rows: _Rows, mask: Masking
 ) -> str:
     """x + attention of norm(x) over the memory, or over its own rows."""
-    a, each = s.at(name), c.hidden // rows.heads
+    a, head_dim = s.at(name), c.hidden // rows.heads
     h = layer_norm(s.at(f"{name}_layer_norm"), x, c.hidden, c.epsilon)
     q, k, v = (
         split_heads(
@@ -124,7 +124,7 @@ def _attention(
             linear(a.at(n), source, c.hidden, c.hidden, bias=n != "k_proj"),
             length,
             rows.heads,
-            each,
+            head_dim,
         )
         for n, source, length in (
             ("q_proj", h, rows.queries),
@@ -132,7 +132,7 @@ def _attention(
             ("v_proj", memory or h, rows.keys),
         )
     )
-    h = attend(a, q, k, v, scale=each**-0.5, mask=mask, decomposed=c.decomposed)
+    h = attend(a, q, k, v, scale=head_dim**-0.5, mask=mask, decomposed=c.decomposed)
     h = merge_heads(a, h, rows.queries, c.hidden)
     return s.op("Add", x, linear(a.at("out_proj"), h, c.hidden, c.hidden))
 
