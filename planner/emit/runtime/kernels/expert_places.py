@@ -59,15 +59,15 @@ def placed_results(pieces, joint, sizes, how, x, index, share, stacks):
 def own_experts(index, pieces, joint, count):
     """Numbers of the experts [device, expert of it] among those that this device sends to; below 0
     for others. index: their numbers in the model; count: experts of a device."""
-    piece, own, to = index // count, index >= 0, index * 0
+    piece, ours, to = index // count, index >= 0, index * 0
     for k, (axis, size) in enumerate(pieces):
         digit = piece // int(np.prod([n for _, n in pieces[k + 1 :]], dtype=int)) % size
         if axis in joint:
             after = joint[joint.index(axis) + 1 :]
             to = to + digit * int(np.prod([n for a, n in pieces if a in after], dtype=int))
         else:
-            own = own & (digit == lax.axis_index(axis))
-    return jnp.where(own, to * count + index % count, -1)
+            ours = ours & (digit == lax.axis_index(axis))
+    return jnp.where(ours, to * count + index % count, -1)
 
 
 def queues(ids, count, places):

@@ -63,7 +63,7 @@ def exchanged_experts(x, index, share, stacks, pieces, joint, slots, how):
     x, share, stacks = alike((x, share.astype(x.dtype), stacks))
     count, devices = stacks[1].shape[0], lax.axis_size(joint)
     piece = index.reshape(-1) // count
-    own, to = piece >= 0, piece * 0
+    known, to = piece >= 0, piece * 0
     for k, (axis, size) in enumerate(pieces):
         digit = piece // int(np.prod([n for _, n in pieces[k + 1 :]], dtype=int)) % size
         if axis in joint:
@@ -71,8 +71,8 @@ def exchanged_experts(x, index, share, stacks, pieces, joint, slots, how):
                 np.prod([n for a, n in pieces if a in joint[joint.index(axis) + 1 :]], dtype=int)
             )
         else:
-            own = own & (digit == lax.axis_index(axis))
-    to = jnp.where(own, to, devices)
+            known = known & (digit == lax.axis_index(axis))
+    to = jnp.where(known, to, devices)
     ids = index.reshape(-1) % count
     order, first = sorted_by(to, devices, slots)
     rounds = lax.pmax(jnp.max((first[1:] - first[:-1] + slots - 1) // slots), joint)

@@ -64,17 +64,19 @@ def tile_places(how, ids, count):
     tiles before each id's; expert: the id of a tile, `count` of those that are empty; named: rows
     of a balanced router as blocks hold them, and those of them that there are, for readers of the
     compiled program."""
-    rows, each = ids.shape[0], tile_rows()
+    rows, height = ids.shape[0], tile_rows()
     tiles = most_tiles(rows, count)
     order = jnp.argsort(ids)
     begin = jnp.searchsorted(ids[order], jnp.arange(count + 1), method="compare_all").astype(
         jnp.int32
     )
-    filled = jnp.maximum(1, (begin[1:] - begin[:-1] + each - 1) // each)
+    filled = jnp.maximum(1, (begin[1:] - begin[:-1] + height - 1) // height)
     first = jnp.concatenate([0 * filled[:1], jnp.cumsum(filled)]).astype(jnp.int32)
-    own = ids[order]
-    places = jnp.where(own < count, (each * first - begin)[own] + jnp.arange(rows), tiles * each)
-    source = (0 * order[:1] + rows).repeat(tiles * each).at[places].set(order, mode="drop")
+    sorted_ids = ids[order]
+    places = jnp.where(
+        sorted_ids < count, (height * first - begin)[sorted_ids] + jnp.arange(rows), tiles * height
+    )
+    source = (0 * order[:1] + rows).repeat(tiles * height).at[places].set(order, mode="drop")
     place = (0 * order).at[order].set(places)
     tile = 0 * order[:1] + jnp.arange(tiles)
     expert = jnp.searchsorted(first[1:], tile, side="right", method="compare_all").astype(jnp.int32)

@@ -138,10 +138,14 @@ def scatter_elements(data, indices, updates, axis, reduction):
     indices = jnp.where(indices < 0, indices + data.shape[axis], indices)
     where = list(jnp.meshgrid(*(jnp.arange(n) for n in indices.shape), indexing="ij"))
     where[axis] = indices
-    at = data.at[tuple(where)]
-    return {"none": at.set, "add": at.add, "mul": at.multiply, "max": at.max, "min": at.min}[
-        reduction
-    ](updates)
+    target = data.at[tuple(where)]
+    return {
+        "none": target.set,
+        "add": target.add,
+        "mul": target.multiply,
+        "max": target.max,
+        "min": target.min,
+    }[reduction](updates)
 
 
 QUERY_BLOCK = 1024
@@ -170,19 +174,19 @@ def attention(q, k, v, mask, scale, causal, guard, start, window=0, cap=0.0):
             cut = mask if mask is None else of_keys(mask, low, width)
             return part_of(k, low, width, 2), part_of(v, low, width, 2), cut
 
-        def block(q, k, v, mask, at, start):
-            """That of the block which begins `at` rows further."""
-            low = jnp.clip(start + first + at + size - width, 0, keys - width) if moving else 0
-            own, (k, v, mask) = part_of(q, at, size, 2), near(low, k, v, mask)
+        def block(q, k, v, mask, offset, start):
+            """The result of the block of queries that begins `offset` rows further."""
+            low = jnp.clip(start + first + offset + size - width, 0, keys - width) if moving else 0
+            own, (k, v, mask) = part_of(q, offset, size, 2), near(low, k, v, mask)
             if mask is not None:
-                mask = of_queries(mask, first + at, size)
-            begin = start + first + at
+                mask = of_queries(mask, first + offset, size)
+            begin = start + first + offset
             return attention_rows(own, k, v, mask, scale, causal, guard, begin, low, window, cap)
 
         met = (k, v, mask) if moving else near(0, k, v, mask)
         if blocks == 1:
             return recompute(block)(q, *met, 0, start)
-        out = lax.map(lambda at: lean(block)(q, *met, at, start), jnp.arange(blocks) * size)
+        out = lax.map(lambda offset: lean(block)(q, *met, offset, start), jnp.arange(blocks) * size)
         out = jnp.moveaxis(out, 0, 2)
         return out.reshape(*out.shape[:2], blocks * size, out.shape[-1])
 
@@ -193,11 +197,11 @@ def attention(q, k, v, mask, scale, causal, guard, start, window=0, cap=0.0):
     return jnp.concatenate(done, 2) if len(done) > 1 else done[0]
 
 
-def part_of(x, at, size, dim):
-    """`size` elements of x from `at` on along a dim, of which masks may have only one."""
+def part_of(x, start, size, dim):
+    """`size` elements of x from `start` on along a dim, of which masks may have only one."""
     if x.shape[dim] in (1, size):
         return x
-    return lax.dynamic_slice_in_dim(x, at, size, dim)
+    return lax.dynamic_slice_in_dim(x, start, size, dim)
 
 
 def is_of_segments(mask):
@@ -223,11 +227,11 @@ def of_keys(mask, low, width):
     return part_of(mask, low, width, mask.ndim - 1)
 
 
-def of_queries(mask, at, size):
+def of_queries(mask, start, size):
     """The part of a mask, or of a pair of queries' and keys' segments, of so many queries."""
     if isinstance(mask, tuple):
-        return part_of(mask[0], at, size, 2), mask[1]
-    return part_of(mask, at, size, mask.ndim - 2)
+        return part_of(mask[0], start, size, 2), mask[1]
+    return part_of(mask, start, size, mask.ndim - 2)
 
 
 def query_parts(blocks, size, keys, causal, window, whole):
@@ -397,8 +401,8 @@ def cross_entropy(logits, labels, axis, vocab_axes, start, valid, mask, count, b
     classes_here = logits.shape[axis]
     size = labels.size // row_blocks(labels.size, classes_here) if blocked else labels.size
 
-    def piece(x, at):
-        return lax.dynamic_slice_in_dim(x, at, size, 0) if size < x.shape[0] else x
+    def piece(x, first):
+        return lax.dynamic_slice_in_dim(x, first, size, 0) if size < x.shape[0] else x
 
     def classes(x, start):
         if valid is None:
@@ -406,13 +410,13 @@ def cross_entropy(logits, labels, axis, vocab_axes, start, valid, mask, count, b
         real = jnp.minimum(valid[0] - start, valid[1])
         return jnp.where(jnp.arange(x.shape[-1]) < real, x.astype(wide), -jnp.inf)
 
-    def picks(labels, at, start):
-        local = piece(labels, at) - start
+    def picks(labels, first, start):
+        local = piece(labels, first) - start
         return local if valid is None else jnp.where(local < valid[1], local, -1)
 
     def rows(x, labels, start, mask):
-        def block(at):
-            h, local = classes(piece(x, at), start), picks(labels, at, start)
+        def block(first):
+            h, local = classes(piece(x, first), start), picks(labels, first, start)
             top = jnp.max(h, -1)
             here = (local >= 0) & (local < h.shape[-1])
             picked = jnp.take_along_axis(h, jnp.where(here, local, 0)[:, None], -1)[:, 0]
@@ -422,14 +426,15 @@ def cross_entropy(logits, labels, axis, vocab_axes, start, valid, mask, count, b
                 jnp.where(here, picked, 0),
             )
 
-        at = jnp.arange(labels.size // size) * size
+        firsts = jnp.arange(labels.size // size) * size
         top, total, picked = (
-            y.reshape(-1) for y in (lax.map(block, at) if len(at) > 1 else block(0))
+            y.reshape(-1) for y in (lax.map(block, firsts) if len(firsts) > 1 else block(0))
         )
         if vocab_axes:
-            own, top = top, checkpoint_name(lax.pmax(top, vocab_axes), "collective")
+            own_top, top = top, checkpoint_name(lax.pmax(top, vocab_axes), "collective")
             total, picked = checkpoint_name(
-                lax.psum(jnp.stack([total * jnp.exp(own - top), picked]), vocab_axes), "collective"
+                lax.psum(jnp.stack([total * jnp.exp(own_top - top), picked]), vocab_axes),
+                "collective",
             )
         norm = jnp.log(total) + top
         loss = norm - picked
@@ -446,14 +451,16 @@ def cross_entropy(logits, labels, axis, vocab_axes, start, valid, mask, count, b
     def backward(kept, g):
         x, labels, start, mask, norm = kept
 
-        def block(at, x):
+        def block(first, x):
             h, hit = (
-                classes(piece(x, at), start),
-                jnp.arange(x.shape[-1]) == picks(labels, at, start)[:, None],
+                classes(piece(x, first), start),
+                jnp.arange(x.shape[-1]) == picks(labels, first, start)[:, None],
             )
-            d = (jnp.exp(h - piece(norm, at)[:, None]) - hit) * (g / count)
-            d = (d if mask is None else jnp.where(piece(mask, at)[:, None], d, 0)).astype(x.dtype)
-            return lax.dynamic_update_slice_in_dim(x, d, at, 0) if size < x.shape[0] else d
+            d = (jnp.exp(h - piece(norm, first)[:, None]) - hit) * (g / count)
+            d = (d if mask is None else jnp.where(piece(mask, first)[:, None], d, 0)).astype(
+                x.dtype
+            )
+            return lax.dynamic_update_slice_in_dim(x, d, first, 0) if size < x.shape[0] else d
 
         blocks = labels.size // size
         return (

@@ -122,19 +122,19 @@ def state_step(q, k, v, decay, beta, scale, past, kept):
 
 def remaining(total):
     """What is left of step j at step i, exp(total_i - total_j); 0 where i comes before j."""
-    at = jnp.arange(total.shape[-1])
+    steps = jnp.arange(total.shape[-1])
     between = total[..., :, None] - total[..., None, :]
-    return jnp.exp(jnp.where(at[:, None] >= at, between, -jnp.inf))
+    return jnp.exp(jnp.where(steps[:, None] >= steps, between, -jnp.inf))
 
 
 def unit_inverse(lower):
     """(1 + lower)^-1 of strictly lower triangular matrices [.., n, n], by blocks of 1, 2, 4 ..
     rows: of two blocks that are done, the corner between them is - (second) corner (first)."""
     n = lower.shape[-1]
-    at, rows = jnp.arange(n), 1
+    index, rows = jnp.arange(n), 1
     done = jnp.broadcast_to(jnp.eye(n, dtype=lower.dtype), lower.shape)
     while rows < n:
-        row, column = at[:, None] // rows, at // rows
+        row, column = index[:, None] // rows, index // rows
         corner = jnp.where((row % 2 == 1) & (column == row - 1), lower, 0)
         done = done - (corner if rows == 1 else done @ (corner @ done))
         rows *= 2

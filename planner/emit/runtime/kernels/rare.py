@@ -51,7 +51,11 @@ def scatter_nd(data, indices, updates, reduction):
     """`data` with slices written (or reduced) at the index tuples in the last dim of `indices`."""
     sizes = jnp.array(data.shape[: indices.shape[-1]], indices.dtype)
     where = tuple(jnp.moveaxis(jnp.where(indices < 0, indices + sizes, indices), -1, 0))
-    at = data.at[where]
-    return {"none": at.set, "add": at.add, "mul": at.multiply, "max": at.max, "min": at.min}[
-        reduction
-    ](updates)
+    target = data.at[where]
+    return {
+        "none": target.set,
+        "add": target.add,
+        "mul": target.multiply,
+        "max": target.max,
+        "min": target.min,
+    }[reduction](updates)

@@ -31,9 +31,9 @@ def recurrence(x, gates, states, lengths, backwards, tick):
     its own end.
     """
     steps = x.shape[0]
-    at = jnp.arange(steps)
+    times = jnp.arange(steps)
     if lengths is not None and backwards:
-        order = jnp.where(at[:, None] < lengths, lengths - 1 - at[:, None], at[:, None])
+        order = jnp.where(times[:, None] < lengths, lengths - 1 - times[:, None], times[:, None])
         gates = jnp.take_along_axis(gates, order[..., None], 0)
     elif backwards:
         gates = gates[::-1]
@@ -49,7 +49,7 @@ def recurrence(x, gates, states, lengths, backwards, tick):
         )
 
     zero = gates[0, :, :1] * 0
-    held, y = lax.scan(step, tuple(s + zero for s in states), (at, gates))
+    held, y = lax.scan(step, tuple(s + zero for s in states), (times, gates))
     if lengths is not None and backwards:
         y = jnp.take_along_axis(y, order[..., None], 0)
     elif backwards:

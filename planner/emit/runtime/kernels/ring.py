@@ -218,8 +218,8 @@ def balanced_ring_attention(q, k, v, scale, axes, name=""):
         exchanges of both passes where both stand in one computation."""
         operands, out, total = kept
         operands, out = after((operands, out), g)
-        own, results = [enter(x) for x in operands], (enter(out), total, enter(g))
-        gradients = balanced_backward(kernel, own, results, scale, axes)
+        balanced_operands, results = [enter(x) for x in operands], (enter(out), total, enter(g))
+        gradients = balanced_backward(kernel, balanced_operands, results, scale, axes)
         return tuple(leave(x.astype(y.dtype)) for x, y in zip(gradients, operands, strict=True))
 
     run.defvjp(keep, pull)
@@ -321,5 +321,5 @@ def balanced_backward(kernel, operands, results, scale, axes):
     following = pass_on(tuple(operands[1:]), axes)
     parts = piece_gradients(kernel, operands, results, scale, True)
     dq, dk, dv = (x.astype(jnp.float32) for x in parts)
-    own, steps = (dq, *pass_on((dk, dv), axes)), range(1, lax.axis_size(axes))
-    return gradients_round(meet, own, following, axes, steps, steps_together(kernel))[0]
+    carried, steps = (dq, *pass_on((dk, dv), axes)), range(1, lax.axis_size(axes))
+    return gradients_round(meet, carried, following, axes, steps, steps_together(kernel))[0]

@@ -183,13 +183,13 @@ def piece_blocks(q, k, causal):
     return rows, query_parts(n // rows, rows, k.shape[2], causal, 0, True)
 
 
-def piece_mask(mask, at, rows, first, width):
+def piece_mask(mask, row, rows, first, width):
     """The mask of a block of queries and a piece of keys, None without one."""
     if mask is None:
         return None
     if mask.shape[-1] != 1:
         mask = lax.dynamic_slice_in_dim(mask, first, width, mask.ndim - 1)
-    return part_of(mask, at, rows, mask.ndim - 2)
+    return part_of(mask, row, rows, mask.ndim - 2)
 
 
 def block_piece(operands, scale, mask=None, causal=False, start=None, first=0, window=0):
@@ -202,12 +202,11 @@ def block_piece(operands, scale, mask=None, causal=False, start=None, first=0, w
     for blocks, width in parts:
         near = k[:, :, :width], v[:, :, :width]
 
-        def block(at, near=near, width=width):
-            """Result and logarithms of the block of queries that begins at row `at` [B, G, R, rows,
-            ..]."""
-            own, seen = part_of(q, at, rows, 2), piece_mask(mask, at, rows, first, width)
-            row = at if start is None else start + at
-            s = attention_scores(own, near[0], seen, scale, causal, row, first, window)
+        def block(begin, near=near, width=width):
+            """Result and logarithms of the queries from row `begin` on [B, G, R, rows, ..]."""
+            queries, seen = part_of(q, begin, rows, 2), piece_mask(mask, begin, rows, first, width)
+            row = begin if start is None else start + begin
+            s = attention_scores(queries, near[0], seen, scale, causal, row, first, window)
             top = jnp.max(s, -1)
             top = jnp.where(top == -jnp.inf, 0, top)
             p = jnp.exp(s - top[..., None])
@@ -240,23 +239,22 @@ def block_gradients(
     rows, parts = piece_blocks(q, k, causal and start is None)
     inner = jnp.sum(g.astype(jnp.float32) * out.astype(jnp.float32), -1)
     total = jnp.where(total == -jnp.inf, 0, total)  # rows that see no key: their weights are 0
-    groups, each = k.shape[1], q.shape[1] // k.shape[1]
+    groups, group_heads = k.shape[1], q.shape[1] // k.shape[1]
     dk, dv = (spread(jnp.zeros(x.shape, jnp.float32), q, k, v) for x in (k, v))
     of_queries, of_mask, done = [], [], 0
 
     for blocks, width in parts:
         near = k[:, :, :width], v[:, :, :width]
 
-        def block(sums, at, near=near, width=width):
-            """Gradients of the block of queries that begins at row `at`, those of k and v added to
-            `sums`."""
-            own, seen = part_of(q, at, rows, 2), piece_mask(mask, at, rows, first, width)
-            row = at if start is None else start + at
+        def block(sums, begin, near=near, width=width):
+            """Gradients of the queries from row `begin` on, those of k and v added to `sums`."""
+            queries, seen = part_of(q, begin, rows, 2), piece_mask(mask, begin, rows, first, width)
+            row = begin if start is None else start + begin
 
             def grouped(x):
                 """The block's rows of x [B, H, S, ..] as [B, G, R, rows, ..]."""
-                x = part_of(x, at, rows, 2)
-                return x.reshape(x.shape[0], groups, each, *x.shape[2:])
+                x = part_of(x, begin, rows, 2)
+                return x.reshape(x.shape[0], groups, group_heads, *x.shape[2:])
 
             def weigh(q, k, v, *own_mask):
                 """Values weighed by exponentials of scores, and the sums of these."""
@@ -267,7 +265,7 @@ def block_gradients(
                 return weighed, jnp.sum(p, -1)
 
             floats = () if seen is None or seen.dtype == bool else (seen,)
-            (weighed, _), pull = jax.vjp(weigh, own, *near, *floats)
+            (weighed, _), pull = jax.vjp(weigh, queries, *near, *floats)
             cotangents = grouped(g).astype(weighed.dtype), -grouped(inner)
             dq, dk, dv, *dmask = pull(cotangents)
             added = tuple(x + d.astype(jnp.float32) for x, d in zip(sums, (dk, dv), strict=True))

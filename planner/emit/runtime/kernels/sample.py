@@ -233,8 +233,8 @@ def max_roi_pool(x, regions, cells, scale):
             jnp.clip(edge + first, 0, size)
             for edge in (jnp.floor(k * step), jnp.ceil((k + 1) * step))
         )
-        at = jnp.arange(size)
-        return (at >= low[:, None]) & (at < high[:, None])
+        index = jnp.arange(size)
+        return (index >= low[:, None]) & (index < high[:, None])
 
     def one(region):
         left, top, right, bottom = jnp.floor(region[1:] * scale + 0.5)
@@ -279,11 +279,11 @@ def deform_conv(x, w, offset, mask, strides, pads, dilations, row, column):
         iy, iz = low_y + dy, low_z + dz
         inside = (iy >= 0) & (iy < x.shape[2]) & (iz >= 0) & (iz < x.shape[3])
         weight = jnp.where(inside, (1 - jnp.abs(y - iy)) * (1 - jnp.abs(z - iz)), 0)
-        at = [
+        corner = [
             jnp.clip(v, 0, size - 1).astype(jnp.int32)
             for v, size in ((iy, x.shape[2]), (iz, x.shape[3]))
         ]
-        total = total + read(images, *at) * weight[:, :, None]
+        total = total + read(images, *corner) * weight[:, :, None]
     if mask is not None:
         total = total * mask.reshape(n, moved, 1, taps, rows, columns)
     patches = total.astype(x.dtype).reshape(n, groups, channels // groups, taps, rows, columns)

@@ -146,8 +146,8 @@ def over_places(x):
     return total
 
 
-def each_microbatch(one, own, first, start):
-    """Of the `own` microbatches that a place runs in a tick, by one(i): (terms of sums, what it
+def each_microbatch(one, count, first, start):
+    """Of the `count` microbatches that a place runs in a tick, by one(i): (terms of sums, what it
     makes). Returns the sums, from `start` on, and what was made along a first dim of all
     microbatches of the tick, where the place's are the `first` and those after it, the others'
     zeros.
@@ -158,15 +158,15 @@ def each_microbatch(one, own, first, start):
         return jax.tree.map(jnp.add, total, terms), results
 
     def among(v):
-        if own == len(PATHS):
+        if count == len(PATHS):
             return v
         empty = varying(
             jnp.zeros((len(PATHS), *v.shape[1:]), v.dtype), jax.typeof(v).manual_axis_type.varying
         )
         return lax.dynamic_update_slice_in_dim(empty, v, first, 0)
 
-    if own > 1:
-        total, results = lax.scan(turn, start, jnp.arange(own))
+    if count > 1:
+        total, results = lax.scan(turn, start, jnp.arange(count))
     else:
         total, results = one(0)
         results = jax.tree.map(lambda v: v[None], results)

@@ -44,6 +44,6 @@ def beside(known):
     return own, again
 
 
-def pick(here, own, other):
+def pick(here, one, other):
     """One tree or another, by what holds on this device."""
-    return jax.tree.map(lambda a, b: jnp.where(here, a, b), own, other)
+    return jax.tree.map(lambda a, b: jnp.where(here, a, b), one, other)

@@ -235,22 +235,22 @@ def make_generate(mesh):
     return jax.jit(generate, donate_argnums=1, compiler_options=options(mesh))
 
 
-def write(mesh, key, cache, new, at):
-    """The cache with the new keys (or values) of the token `at`, written where the cache lies: in
-    its own slot, or in that of a token that is seen no more. It may be cut along positions. Of
+def write(mesh, key, cache, new, token):
+    """The cache with the new keys (or values) of a token, written where the cache lies: in its own
+    slot, or in that of a token that is seen no more. It may be cut along positions. Of
     what does not grow the new one takes the old one's place."""
     (shape, *_, spec), axes = all_kept()[key], ()
     if key not in CACHE:
         new = as_kept(key, resized(new, padded_shape(shape, spec)))
         return lax.with_sharding_constraint(new, NamedSharding(mesh, spec))
     dim = len(shape) - 2
-    at = at % shape[dim]
+    slot = token % shape[dim]
     if len(spec) > dim and spec[dim] is not None:
         axes = spec[dim]
 
-    def piece(cache, new, at):
+    def piece(cache, new, slot):
         size = cache.shape[dim]
-        local = at - lax.axis_index(axes) * size if axes else at
+        local = slot - lax.axis_index(axes) * size if axes else slot
         start = tuple(jnp.clip(local, 0, size - 1) if d == dim else 0 for d in range(cache.ndim))
         old = lax.dynamic_slice(cache, start, new.shape)
         return lax.dynamic_update_slice(
@@ -261,7 +261,7 @@ def write(mesh, key, cache, new, at):
     new = as_kept(key, resized(new, (*whole[:dim], 1, whole[-1])))
     rows = type(spec)(*(None if d == dim else cell for d, cell in enumerate(spec)))
     return jax.shard_map(piece, mesh=mesh, in_specs=(spec, rows, type(spec)()), out_specs=spec)(
-        cache, new, at
+        cache, new, slot
     )
 
 
