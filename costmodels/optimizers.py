@@ -30,7 +30,7 @@ class Optimizer:
 
     @property
     def orthogonalises(self) -> bool:
-        """Whether it takes matrices of hidden layers apart from all else."""
+        """Whether the optimizer takes matrices of hidden layers apart from all else."""
         return self.matrix_moments is not None
 
     @property

@@ -56,7 +56,7 @@ class Product:
         return replace(self, rows=self.sums, sums=self.rows)
 
     def in_pieces(self, pieces: np.ndarray) -> Product:
-        """What its kernel multiplies where sums are cut into so many pieces."""
+        """The product that its kernel multiplies where sums are cut into so many pieces."""
         return replace(self, sums=-(-self.sums // pieces), batch=self.batch * pieces)
 
     @property

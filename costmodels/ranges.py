@@ -100,7 +100,7 @@ def time_range(runtime: Runtime, asked: Asked) -> TimeRange:
 
 
 def _beyond(asked: Asked, rows: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    """In what a price goes beyond the published runs of a kind of device."""
+    """Reasons why a price goes beyond the published runs of a kind of device."""
     most = rows["reach"]
     return [
         (

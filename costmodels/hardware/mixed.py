@@ -124,8 +124,8 @@ def _attention(every: Sequence[Device]) -> FusedAttention | None:
 
 
 def _tiles(every: Sequence[Device], peak: float) -> Tiles | None:
-    """As many units as the device with the fewest has, as fast as the slowest; None where a device
-    is priced by FLOPs alone. peak: what the rate is a fraction of."""
+    """The tiles of a mixed machine: as many units as the device with the fewest has, as fast as the
+    slowest; None where a device is priced by FLOPs alone. peak: what the rate is a fraction of."""
     tiled = [(d, d.tiles) for d in every if d.tiles]
     if len(tiled) < len(every):
         return None

@@ -95,9 +95,9 @@ def repeat_starts(runs: tuple[tuple[int, int, int], ...]) -> Mapping[int, tuple[
 
 
 def saved_in(graph: Graph, starts: Mapping[int, tuple[int, int]], i: int, name: str) -> int:
-    """In which repeat of its run a node saves what was made in the same repeat; -1 where the tensor
-    enters the repeat, or the node is in no run (`repeat_starts`). Recomputed blocks save what
-    enters, and what is made in one repeat at a time."""
+    """The repeat of its run in which a node saves what was made in the same repeat; -1 where the
+    tensor enters the repeat, or the node is in no run (`repeat_starts`). Recomputed blocks save
+    what enters, and what is made in one repeat at a time."""
     if i not in starts:
         return -1
     first, period = starts[i]

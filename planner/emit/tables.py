@@ -465,7 +465,7 @@ def islands_table(w: Writer) -> str:
 
 
 def fused_table(w: Writer, compute: str) -> str:
-    """FUSED."""
+    """The table FUSED: kinds of collectives that GPUs send together -> up to so many bytes."""
     plan = w.flow.plan
     sizes_of = dict.fromkeys(kinds(plan.zero_stage), plan.bucket_bytes) if plan.bucket_bytes else {}
     if plan.overlapped_microbatches > 1:
@@ -568,7 +568,7 @@ def spared(graph: Graph, tensor: str) -> bool:
 
 
 def mesh_line(w: Writer) -> str:
-    """MESH."""
+    """The line of MESH."""
     return (
         f"MESH = {{{', '.join(f'{literal(a)}: {n}' for a, n in w.flow.plan.mesh)}}}  # axis:"
         " devices, outermost first\n"

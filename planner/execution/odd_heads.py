@@ -69,8 +69,8 @@ def widened(classes: int) -> int:
 
 
 def widenings(rule: Rule, parts: np.ndarray) -> np.ndarray:
-    """By what factor padding makes the product of a head with this rule more work, cut into so many
-    pieces by its classes. [splits]"""
+    """Factors by which padding makes the product of a head with this rule more work, cut into so
+    many pieces by its classes. [splits]"""
     local = -(-rule.sizes["n"] // np.asarray(parts))
     return np.array([widened(int(n)) / n for n in local])
 

@@ -104,7 +104,7 @@ class Matrices:
 
     @property
     def turns(self) -> tuple[int, int]:
-        """In how many turns they are orthogonalised, and how many in each: as many as divide them
+        """(turns in which they are orthogonalised, matrices of each turn): as many as divide them
         and have no more than TURN_ELEMENTS elements."""
         most = max(1, TURN_ELEMENTS // prod(self.whole))
         at_a_time = max(n for n in range(1, min(most, self.own) + 1) if self.own % n == 0)

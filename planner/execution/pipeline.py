@@ -253,8 +253,8 @@ class Pipeline:
         )
 
     def saved_microbatches(self, i: int) -> float:
-        """For how many microbatches a device that holds node i saves what its backward pass
-        reads."""
+        """How many microbatches there are for which a device that holds node i saves what its
+        backward pass reads."""
         return self.saved_ticks / (self.virtual_stages if i in self.nodes else 1)
 
     @property
@@ -398,8 +398,8 @@ def laid_out_blocks(repeats: int, chunks: int, before: float, after: float) -> t
 
 
 def pipeline_places(graph: Graph, pipeline: Pipeline) -> tuple[tuple[bool, bool, bool], ...]:
-    """Of every node whether it is in the blocks, in the epilogue, in the shared prologue: those of
-    one place run as often. Worked out once for all schedules of a graph's stages."""
+    """For every node, whether it is in the blocks, in the epilogue, in the shared prologue: those
+    of one place run as often. Worked out once for all schedules of a graph's stages."""
     key = (
         "places",
         pipeline.first,

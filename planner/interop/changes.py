@@ -116,7 +116,7 @@ def _wanted(now: Settings, of: Rewrite) -> Settings:
 
 
 def _apart(keys: Keys, of: Rewrite, wanted: Settings) -> int:
-    """In how many settings a file with these keys differs from what is wanted."""
+    """The number of settings in which a file with these keys differs from what is wanted."""
     try:
         settings = of.read(keys)
     except PlanError:

@@ -64,7 +64,7 @@ def length(call: Call) -> Value:
 
 @handles("SequenceAt")
 def at(call: Call) -> Value:
-    """One element."""
+    """An element of a sequence."""
     sequence = _sequence(call.get(0))
     return sequence[_position(call, 1, len(sequence))]
 

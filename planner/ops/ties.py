@@ -45,7 +45,7 @@ class Shift(Generic[D]):
 
 @dataclass(frozen=True)
 class Same(Generic[D]):
-    """Equal extents."""
+    """Dims of equal extents."""
 
     one: D
     other: D

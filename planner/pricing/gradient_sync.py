@@ -251,7 +251,7 @@ class WeightPricer:
         )
 
     def _after_loops(self, name: str) -> bool:
-        """Whether its gradient is there before the backward passes of all loops."""
+        """Whether a weight's gradient is there before the backward passes of all loops."""
         base = self.base
         return (
             bool(base.looped)

@@ -325,7 +325,7 @@ def working_of(
 
 
 def _widened(base: GraphFacts, i: int, cuts: SplitArrays) -> np.ndarray:
-    """By what factor padding of odd heads makes node i more work. [splits]"""
+    """The factor by which padding of odd heads makes node i more work. [splits]"""
     whole = np.ones(len(cuts.splits))
     if i not in odd_heads(base.graph):
         return whole

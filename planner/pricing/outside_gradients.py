@@ -25,9 +25,9 @@ from planner.pricing.pricer import Pricer
 
 @dataclass(frozen=True)
 class OutsideGradient:
-    """Of a weight outside the blocks. absent: its gradient has no room of its own while they run
-    backward; waits: what the ZeRO stage leaves of it has; made_later: the gradient has afterwards.
-    """
+    """The gradient of a weight outside the blocks. absent: its gradient has no room of its own
+    while they run backward; waits: what the ZeRO stage leaves of it has; made_later: the gradient
+    has afterwards."""
 
     absent: bool
     waits: bool
@@ -42,7 +42,7 @@ def one_run_on_one_stage(base: GraphFacts, stages: int) -> bool:
 def outside_gradient(
     base: GraphFacts, pricer: Pricer, node: int, zero_stage: int, microbatches: int
 ) -> OutsideGradient:
-    """Of a weight that only `node` reads, which is in no repeated block."""
+    """The gradient of a weight that only `node` reads, which is in no repeated block."""
     runtime = pricer.runtime
     if (
         not base.training

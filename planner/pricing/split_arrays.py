@@ -34,7 +34,7 @@ class SplitArrays:
 
     @staticmethod
     def axes(splits: Sequence[Split]) -> dict[str, tuple[tuple[Axes, ...], np.ndarray]]:
-        """By name, each choice that some split cuts: the ways to, and which of them is each split's
+        """Name -> each choice that some split cuts: the ways to, and which of them is each split's
         [splits]."""
         result: dict[str, tuple[dict[Axes, int], list[int]]] = {}
         for k, split in enumerate(splits):

@@ -97,7 +97,7 @@ def shown_s(use: CollectiveUse, flow: Flow, pricer: Pricer) -> float:
 
 
 def longest(passes: Sequence[Pass], chunks: Sequence[int]) -> Pass:
-    """Of the passes of these chunks the one that the others of a tick wait for."""
+    """The one of these chunks' passes that the others of a tick wait for."""
     return max((passes[k] for k in chunks if k < len(passes)), key=lambda p: p.seconds)
 
 

@@ -209,6 +209,6 @@ def _worth(spread: TimeRange, step_s: float, width: int, style: Style) -> list[s
 
 
 def _of_runs(spread: TimeRange) -> str:
-    """Of how many runs a range is, and where it stands."""
+    """How many runs a range is of, and where it stands."""
     of = f"{spread.runs} runs of {spread.sources} sources, " if spread.runs else ""
     return f" ({of}costmodels/runtimes/ranges.toml)"

@@ -337,7 +337,7 @@ def _is_mixture(serving: Serving) -> bool:
 
 
 def _loss(serving: Serving, row: Mapping[str, Any]) -> float:
-    """By how much a row is worse than the plan in what was sought, as a share."""
+    """The share by which a row is worse than the plan in what was sought."""
     figures, aim = serving.figures, serving.service["objective"]
     if serving.traffic:
         plan = next(r for r in serving.rows if r["chosen"])

@@ -46,8 +46,8 @@ class Outcome:
         most_per_s: float,
         rate_per_s: float,
     ) -> Outcome:
-        """Of those among requests, in the order of their arrival, that found others before them and
-        behind them."""
+        """The outcome of those among requests, in the order of their arrival, that found others
+        before them and behind them."""
         counted = steady(arrival_s, finish_s)
         return cls(
             (first_s - arrival_s)[counted],
@@ -80,8 +80,8 @@ class Outcome:
         return float(good.mean())
 
     def miss(self, targets: Sequence[Target]) -> float:
-        """By how much the worst target is missed, as a factor above 1; 1 where all are met and the
-        rate is served."""
+        """The factor by which the worst target is missed, above 1; 1 where all are met and the rate
+        is served."""
         if not self.stable:
             return math.inf
         over = (self.seconds(t.figure, t.percentile) / t.seconds for t in targets)

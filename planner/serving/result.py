@@ -252,7 +252,8 @@ def _check_draft(draft: Any) -> None:
 
 
 def pools_of(serving: Serving) -> Mapping[str, Any]:
-    """Of prompts and generation on devices apart, what is said of both; else nothing."""
+    """What is said of both kinds of replicas where prompts and generation are on devices apart;
+    else nothing."""
     return (serving.traffic or {}).get("pools", {})
 
 

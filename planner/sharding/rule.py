@@ -219,7 +219,7 @@ class Rule:
         return sizes
 
     def beyond(self, split: Split, mesh: Mapping[str, int]) -> float:
-        """By what part the gradient of operand 0 is more work than the forward pass: see
+        """The part by which the gradient of operand 0 is more work than the forward pass: see
         `fringe`."""
         if not self.fringe:
             return 0.0

@@ -17,7 +17,7 @@ def saved(p: argparse.ArgumentParser) -> None:
 
 
 def add_model(p: argparse.ArgumentParser, many: bool = False) -> None:
-    """What is planned. many: at several sizes."""
+    """Options of what is planned. many: at several sizes."""
     p.add_argument(
         "model",
         metavar="FILE",
@@ -27,7 +27,7 @@ def add_model(p: argparse.ArgumentParser, many: bool = False) -> None:
 
 
 def add_workload(p: argparse.ArgumentParser, many: bool = False) -> None:
-    """What is run. many: at several sizes."""
+    """Options of what is run. many: at several sizes."""
     g = p.add_argument_group("workload")
     _add_sizes(g, many)
     _add_input_shapes(g, many)
@@ -139,7 +139,7 @@ def _add_loss(g: argparse._ArgumentGroup) -> None:
 
 
 def _add_routing(g: argparse._ArgumentGroup) -> None:
-    """What is known of the routers of experts, and what experts take."""
+    """Options of what is known of the routers of experts, and what experts take."""
     g.add_argument(
         "--imbalance",
         metavar="SPREAD",
@@ -220,7 +220,7 @@ def _add_optimizer(g: argparse._ArgumentGroup) -> None:
 
 
 def add_machine(p: argparse.ArgumentParser, many: bool = False, serving: bool = False) -> None:
-    """What it runs on. serving: the fewest devices may be asked for."""
+    """Options of what a plan runs on. serving: the fewest devices may be asked for."""
     g = p.add_argument_group("machine")
     if many:
         g.add_argument(
@@ -276,7 +276,7 @@ def add_machine(p: argparse.ArgumentParser, many: bool = False, serving: bool = 
 
 
 def add_search(p: argparse.ArgumentParser, solver: bool = True) -> argparse._ArgumentGroup:
-    """How it is searched; the group, for more options."""
+    """Options of how a plan is searched; their group, for more options."""
     g = p.add_argument_group("search")
     g.add_argument(
         "--mode",
@@ -346,7 +346,7 @@ def add_cache(p: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
 
 
 def add_serving(p: argparse.ArgumentParser) -> None:
-    """What is served, with --workload infer."""
+    """Options of what is served, with --workload infer."""
     g = p.add_argument_group(
         "serving",
         "a decoder exported with a cache: --workload infer --prompt 2048 --generate 256"

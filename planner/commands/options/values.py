@@ -6,7 +6,7 @@ import argparse
 
 
 def pair(text: str) -> tuple[str, str]:
-    """NAME=VALUE."""
+    """(name, value) of NAME=VALUE."""
     name, eq, value = text.partition("=")
     if not eq or not name or not value:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")

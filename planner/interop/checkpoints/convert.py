@@ -156,7 +156,8 @@ def _part(array: np.ndarray, take: Take) -> np.ndarray:
 
 
 def _place(array: np.ndarray, take: Take) -> np.ndarray:
-    """Where it lies: a view, with a dim of heads where they have their parts apart."""
+    """The place of a part in an array: a view, with a dim of heads where they have their parts
+    apart."""
     if take.heads:
         per_part = take.size // take.heads
         apart = array.reshape(take.heads, -1, *array.shape[1:])

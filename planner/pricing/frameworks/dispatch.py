@@ -54,7 +54,7 @@ class Dispatch:
     reached: float
 
     def share(self, kind: str, payload_bytes: float, phase: str) -> float:
-        """Of a collective inside the experts' kernel of an emitted program the part of its payload
+        """The part of the payload of a collective inside the experts' kernel of an emitted program
         that a framework sends; 0 where it has no such collective."""
         if kind != EXCHANGE or FEW * payload_bytes < self.rows_bytes:
             return float(not self.rows_bytes)

@@ -40,8 +40,8 @@ class StageAssignment:
 
 
 def assign_stages(base: GraphFacts, flow: Flow, balance: str) -> StageAssignment:
-    """Of a plan: the pipeline's blocks, else those of its longest layer stack, all in one stage.
-    balance: as in costmodels.runtimes.Runtime."""
+    """The stage assignment of a plan: the pipeline's blocks, else those of its longest layer stack,
+    all in one stage. balance: as in costmodels.runtimes.Runtime."""
     pipeline = pipeline_of(flow.graph, flow.plan)
     if pipeline is None:
         first, period, repeats = max(

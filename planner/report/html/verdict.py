@@ -88,7 +88,7 @@ def proof(v: View) -> tuple[str, str]:
 
 
 def strip(v: View) -> Markup:
-    """Four figures."""
+    """The four figures on top of a page."""
     c = v.strategy.costs
     low, high = c["step_time_range_s"]
     mlow, mhigh = c["memory_range_bytes"]

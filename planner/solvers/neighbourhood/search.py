@@ -72,7 +72,7 @@ class Search:
         return self.passes.sweep(unary, self.x, self.regret) - constant
 
     def cost(self, x: np.ndarray) -> float:
-        """Of a choice, far above all others where it is forbidden."""
+        """The cost of a choice, far above all others where it is forbidden."""
         return self.changes.cost(x)
 
     def repaired(self, x: np.ndarray, sweeps: int = 6) -> tuple[np.ndarray | None, float]:

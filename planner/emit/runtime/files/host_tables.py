@@ -228,7 +228,7 @@ def push(tables, rows, params, state):
 
 
 def send(wire, header, payload=b""):
-    """A message."""
+    """Send a message: a header and a payload of bytes."""
     text = json.dumps({**header, "bytes": len(payload)}).encode()
     wire.sendall(len(text).to_bytes(8, "little") + text + payload)
 

@@ -67,7 +67,7 @@ def on_pieces(mesh, forward, inputs, outputs, weights):
 
 
 def taken(values, table):
-    """Of the values those that a phase's model reads."""
+    """Those of the values that a phase's model reads."""
     return {key: values[key] for key in table}
 
 
