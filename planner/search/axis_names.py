@@ -41,9 +41,9 @@ def axis_names(base: GraphFacts, plan: Plan, kept: Collection[str] = ()) -> dict
         for f, axes in plan.splits.get(node.id, Split()).pairs:
             for a in axes if f != PENDING else ():
                 work[a][factors[f]] += weight
-    found = {a: a for a, n in plan.mesh if a in kept or a == STAGE or n == 1}
+    new_names = {a: a for a, n in plan.mesh if a in kept or a == STAGE or n == 1}
     for a, shares in work.items():
-        if a not in found:
+        if a not in new_names:
             role = max(ROLES, key=lambda r: shares[r]) if any(shares.values()) else REPLICATED
             called = (
                 "fsdp"
@@ -51,8 +51,8 @@ def axis_names(base: GraphFacts, plan: Plan, kept: Collection[str] = ()) -> dict
                 else role
             )
             names = (called if k == 1 else f"{called}{k}" for k in range(1, len(work) + 1))
-            found[a] = next(n for n in names if n not in found.values())
-    return found
+            new_names[a] = next(n for n in names if n not in new_names.values())
+    return new_names
 
 
 def renamed_axes(axes: Axes, names: Names) -> Axes:
@@ -153,8 +153,11 @@ def renamed_split(split: Split, names: Names) -> Split:
     return Split(tuple((f, renamed_axes(axes, names)) for f, axes in split.pairs))
 
 
-def renamed_candidate(found: Candidate, mesh: Mesh, names: Names) -> Candidate:
+def renamed_candidate(candidate: Candidate, mesh: Mesh, names: Names) -> Candidate:
     """The same priced plan, on the renamed mesh."""
     return replace(
-        found, mesh=mesh, plan=renamed_plan(found.plan, names), cost=renamed_cost(found.cost, names)
+        candidate,
+        mesh=mesh,
+        plan=renamed_plan(candidate.plan, names),
+        cost=renamed_cost(candidate.cost, names),
     )

@@ -27,18 +27,18 @@ def axis_swap(mesh: Mesh, roles: Names, kept: Collection[str] = ()) -> Names:
     the user gave, which stay where they are.
     """
     movable = [a for a in mesh.inner if a.name not in kept and role_named(roles[a.name])]
-    found: dict[str, str] = {}
+    swaps: dict[str, str] = {}
     for alike in dict.fromkeys((a.parts, a.name in mesh.group) for a in movable):
         names = [a.name for a in movable if (a.parts, a.name in mesh.group) == alike]
         wanted = sorted(
             names, key=lambda name: ROLES.index(role_named(roles[name]))
         )  # stable: those of one role keep their order
-        found.update(
+        swaps.update(
             (source, target)
             for source, target in zip(wanted, names, strict=True)
             if source != target
         )
-    return found
+    return swaps
 
 
 def swapped_choice(

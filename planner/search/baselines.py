@@ -19,7 +19,7 @@ NOT_KEPT = ("zero_stage", "zero_group", "copies")
 Meshes = tuple[Mesh, ...]
 
 
-def tune_baselines(search: Solving, found: dict[str, Candidate]) -> None:
+def tune_baselines(search: Solving, baselines: dict[str, Candidate]) -> None:
     """Adds data_parallel, zero3, megatron and replicated, each tuned over microbatches,
     recompute and ZeRO stage under the same limits: with room where it fits so."""
     topology, n = search.request.topology, search.request.topology.devices
@@ -52,11 +52,11 @@ def tune_baselines(search: Solving, found: dict[str, Candidate]) -> None:
         loops = on if freed is search or at == (3,) else tuple(m for m in on if m.stages > 1)
         for searched, share in ((freed, tuple(m for m in on if m not in loops)), (search, loops)):
             if share:
-                _tune(searched, family, share, found)
+                _tune(searched, family, share, baselines)
     search.stopped = search.stopped or freed.stopped
 
 
-def _tune(search: Solving, family: PlanFamily, on: Meshes, found: dict[str, Candidate]) -> None:
+def _tune(search: Solving, family: PlanFamily, on: Meshes, baselines: dict[str, Candidate]) -> None:
     """Puts the best plan of a family on some meshes with what was found, unless that is better."""
     request = search.request
     explorer = BestFirst(search, family, on, request.roomy_bytes)
@@ -67,11 +67,11 @@ def _tune(search: Solving, family: PlanFamily, on: Meshes, found: dict[str, Cand
             best = explorer.run() or best
     except KeyboardInterrupt:
         if explorer.best is not None:  # it may have been reported
-            found.setdefault(family.label, explorer.best)
+            baselines.setdefault(family.label, explorer.best)
         raise
-    known = found.get(family.label)
+    known = baselines.get(family.label)
     if best is not None and (known is None or _rank(search, best) < _rank(search, known)):
-        found[family.label] = best
+        baselines[family.label] = best
 
 
 def _rank(search: Solving, c: Candidate) -> tuple[bool, bool, float]:

@@ -328,27 +328,27 @@ class BestFirst:
         Worked out once where the search of it has ended."""
         if self._final_bound is not None:
             return min(self._final_bound, most)
-        found = min(self._holds_from, self._least_open_bound())
+        least = min(self._holds_from, self._least_open_bound())
         if not self.memory_first:
-            found = min(found, self._by_name.bound)
+            least = min(least, self._by_name.bound)
             own = None if self.search.out_of_time() else self._space
-            found = min(found, most)
-            found = raised_lower_bound(self._saving_collectives(), self.limit, found, own)
-        if math.isinf(self._holds_from) and found < most:
-            self._final_bound = found
-        return min(found, most)
+            least = min(least, most)
+            least = raised_lower_bound(self._saving_collectives(), self.limit, least, own)
+        if math.isinf(self._holds_from) and least < most:
+            self._final_bound = least
+        return min(least, most)
 
     def bound_of_all(self, bound: float) -> float:
         """No plan of the family is below this, whatever memory it takes, as far as that is below
         what is proven under the limit of all families."""
         self._bound_large(bound)
-        found = min(bound, self._least_beyond_limit)
+        least = min(bound, self._least_beyond_limit)
         if self.memory_first:
-            return found
+            return least
         # Plans that keep results in recomputed blocks copy less of what is saved than those that
         # recompute nothing: they may be faster, and are bounded by themselves.
-        found = min(found, self._by_name.bound_of_all)
-        return raised_lower_bound(self._saving_collectives(), math.inf, found, None)
+        least = min(least, self._by_name.bound_of_all)
+        return raised_lower_bound(self._saving_collectives(), math.inf, least, None)
 
     @property
     def _by_name(self) -> NamedNodes:
@@ -539,7 +539,7 @@ class BestFirst:
             if usage >= size:
                 continue
             space = self._space(node)
-            found = (
+            candidate = (
                 self.search.price_smallest(
                     space, self.meshes[node.mesh], node.techniques, self.label, self._copies, size
                 )
@@ -547,10 +547,10 @@ class BestFirst:
                 else None
             )
             idle += 1
-            if found is not None:
-                self.priced.append(found)
-            if found is not None and found.cost.memory.total < size:
-                best, idle = found, 0
+            if candidate is not None:
+                self.priced.append(candidate)
+            if candidate is not None and candidate.cost.memory.total < size:
+                best, idle = candidate, 0
         return best
 
     def _first_stage(self, mesh: Mesh) -> int:
@@ -567,10 +567,10 @@ class BestFirst:
         space = search.heavy_in_blocks(mesh, parts, self.pinned) if levels and parts else None
         if space is not None:
             outside, relaxed = search.outside_s(space), Relaxation(space, search.scratch)
-            found = outside + relaxed.least(levels, self._to_beat - outside)
-            if found < self._to_beat * (1 - SAME):
-                found += self._splitting_s(mesh, relaxed)
-            node.bound = search.least[mesh, self.pinned, levels] = max(node.bound, found)
+            bound_s = outside + relaxed.least(levels, self._to_beat - outside)
+            if bound_s < self._to_beat * (1 - SAME):
+                bound_s += self._splitting_s(mesh, relaxed)
+            node.bound = search.least[mesh, self.pinned, levels] = max(node.bound, bound_s)
         node.stage = EXPAND
 
     def _splitting_s(self, mesh: Mesh, relaxed: Relaxation) -> float:

@@ -45,10 +45,10 @@ UNHELD = (Stale, PlanError, ArithmeticError, AttributeError, LookupError, TypeEr
 """What reading an entry ends in that was edited, or is of another model."""
 
 
-def kept(found: SearchResult) -> dict[str, Any] | None:
+def kept(result: SearchResult) -> dict[str, Any] | None:
     """The entry of what a search found; None where that is not worth keeping."""
-    best, space = found.best, found.space
-    if best is None or space is None or found.problem is None or found.stopped:
+    best, space = result.best, result.space
+    if best is None or space is None or result.problem is None or result.stopped:
         return None
     palette: dict[Split, int] = {}
 
@@ -76,20 +76,20 @@ def kept(found: SearchResult) -> dict[str, Any] | None:
 
     ops = [v for v in space.variables if v.kind == "op"]
     others = [
-        _pair(v, k) for v, k in zip(space.variables, found.choice, strict=True) if v.kind != "op"
+        _pair(v, k) for v, k in zip(space.variables, result.choice, strict=True) if v.kind != "op"
     ]
     return {
-        "best": candidate(best, found.base),
-        "baselines": {label: candidate(c, found.base) for label, c in found.baselines.items()},
+        "best": candidate(best, result.base),
+        "baselines": {label: candidate(c, result.base) for label, c in result.baselines.items()},
         "space": [row(v.splits) for v in ops],
         "layouts": others,
         "offload": space.pricer.offload,
-        "cost": evaluate(found.problem, found.choice).cost,
-        "bound_s": found.bound_s,
-        "bound_bytes": found.bound_bytes,
-        "bound_of_all_s": found.bound_of_all_s,
-        "covers": [c.to_json() for c in found.covers],
-        "tried": found.tried,
+        "cost": evaluate(result.problem, result.choice).cost,
+        "bound_s": result.bound_s,
+        "bound_bytes": result.bound_bytes,
+        "bound_of_all_s": result.bound_of_all_s,
+        "covers": [c.to_json() for c in result.covers],
+        "tried": result.tried,
         "palette": [s.pairs for s in palette],
     }
 

@@ -93,11 +93,11 @@ def named(search: Solving, best: Candidate, space: Space) -> tuple[Candidate, Sp
 
 def called(search: Solving, baselines: Mapping[str, Candidate]) -> dict[str, Candidate]:
     """Baselines, and the plans with room and on devices alone, with axes called by what they do."""
-    found: dict[str, Candidate] = {}
+    renamed: dict[str, Candidate] = {}
     for label, c in baselines.items():
         base = search.base(c.plan.microbatches)
         assert base is not None
         own = label in (WITH_ROOM, ON_DEVICES)
         names = axis_names(base, c.plan, search.request.pins.named if own else ())
-        found[label] = renamed_candidate(c, renamed_mesh(c.mesh, names), names)
-    return found
+        renamed[label] = renamed_candidate(c, renamed_mesh(c.mesh, names), names)
+    return renamed

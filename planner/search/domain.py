@@ -107,10 +107,10 @@ class SearchDomain:
         """Meshes of one and two axes, with and without stages, or those that pins and mode leave;
         of pins of a schedule those with stages. Raises PlanError P015, P022, P024."""
         request = self.request
-        found, asked = self._dividing(self._grouped()), request.staged_pin
+        meshes, asked = self._dividing(self._grouped()), request.staged_pin
         if request.partitioned:  # of a list of pinned stages
-            found = tuple(m for m in found if m.stages == 1)
-        if asked and not any(m.stages > 1 for m in found):
+            meshes = tuple(m for m in meshes if m.stages == 1)
+        if asked and not any(m.stages > 1 for m in meshes):
             other = (
                 f"a mesh of {', '.join(self.request.pins.mesh)}"
                 if self.request.pins.mesh
@@ -122,13 +122,13 @@ class SearchDomain:
                 " through stages",
                 help=["remove one of them, or pp=2"],
             )
-        found = tuple(m for m in found if m.stages > 1) if asked else found
+        meshes = tuple(m for m in meshes if m.stages > 1) if asked else meshes
         base = self.base(1) if request.launcher is not None else None
         if base is None:
-            return found
-        return sayable(with_whole_heads(found, request, base), self.model, request, base)
+            return meshes
+        return sayable(with_whole_heads(meshes, request, base), self.model, request, base)
 
-    def _dividing(self, found: tuple[Mesh, ...]) -> tuple[Mesh, ...]:
+    def _dividing(self, meshes: tuple[Mesh, ...]) -> tuple[Mesh, ...]:
         """Of meshes that were asked for those whose axes of the batch cut it, in the pinned number
         of microbatches: the devices of another would all do the same. Raises PlanError P035."""
         pins, base, mode = self.request.pins, self.base(1), self.request.mode
@@ -140,19 +140,19 @@ class SearchDomain:
             for a in axes
         )
         if not asked or by_hand or base is None or not any(base.batch_factors):
-            return found
+            return meshes
         micro = int(pins.techniques.get("microbatches", 1))
         if self.model.batch % micro:
-            return found  # refused where microbatches are offered
+            return meshes  # refused where microbatches are offered
         rows = self.model.batch // micro
         kept = tuple(
             m
-            for m in found
+            for m in meshes
             if (n := prod(_over_batch(m).values())) == 1 or rows % n == 0 or _padded(rows, n)
         )
-        if kept or not found:
+        if kept or not meshes:
             return kept
-        axes = min(map(_over_batch, found), key=lambda sizes: prod(sizes.values()))
+        axes = min(map(_over_batch, meshes), key=lambda sizes: prod(sizes.values()))
         n = prod(axes.values())
         below, above = rows // n * n * micro, -(-rows // n) * n * micro
         near = " or ".join(str(b) for b in (below, above) if b)
@@ -233,12 +233,12 @@ class SearchDomain:
         choices = pins.mesh_choices(topology.devices)
         if not pins.levels:
             return self._aligned(choices)
-        found = tuple(
+        meshes = tuple(
             m
             for sizes in choices
             if (m := mesh_on_levels(topology, sizes, pins.levels, tuple(pins.mesh))) is not None
         )
-        if not found:
+        if not meshes:
             wanted = ", ".join(f"{a} over {' + '.join(names)}" for a, names in pins.levels.items())
             raise PlanError(
                 "P022",
@@ -248,7 +248,7 @@ class SearchDomain:
                     f" {', '.join(f'{x.name} of {x.size}' for x in topology.levels)}"
                 ],
             )
-        return found
+        return meshes
 
     def _refuse_experts(self) -> None:
         """Raises PlanError P023 where experts are to be divided and the model has none."""
@@ -263,15 +263,15 @@ class SearchDomain:
 
     def _aligned(self, choices: Sequence[dict[str, int]]) -> tuple[Mesh, ...]:
         """Those of several meshes that lie on the links. Raises PlanError P015 where none does."""
-        found, refused = list[Mesh](), None
+        meshes, refused = list[Mesh](), None
         for sizes in choices:
             try:
-                found.append(pinned_mesh(self.request.topology, sizes))
+                meshes.append(pinned_mesh(self.request.topology, sizes))
             except PlanError as e:
                 refused = refused or e
-        if refused is not None and not found:
+        if refused is not None and not meshes:
             raise refused
-        return tuple(found)
+        return tuple(meshes)
 
     def finer(self, *best: Candidate | None, stages: Collection[int] = ()) -> tuple[Mesh, ...]:
         """The meshes of good plans with the tensor axis split in two, the most even ways first:
@@ -349,10 +349,10 @@ class SearchDomain:
     ) -> Allowed:
         """Per class of nodes the splits over more axes that cut no other factors than these, by
         node."""
-        found: Allowed = {}
+        allowed: Allowed = {}
         for i in base.times:
             used = cuts.get(base.graph.nodes[i].id, ())
-            found[i] = base.reachable(
+            allowed[i] = base.reachable(
                 i,
                 tuple(
                     s
@@ -360,7 +360,7 @@ class SearchDomain:
                     if all(f in used for f, _ in s.pairs)
                 ),
             )
-        return found
+        return allowed
 
     def staged(self) -> tuple[Mesh, ...]:
         """Meshes with pipeline stages, unless the user says what the mesh is."""

@@ -42,13 +42,13 @@ def with_exchanges_beside(
         for c in reversed((best, *priced))
         if least[id(c)] < best.cost.step_time_s and c.cost.memory.total <= limit_bytes
     }
-    found = best
+    fastest = best
     for c in sorted(could.values(), key=lambda c: least[id(c)])[:FINALISTS]:
         for techniques in _ways(search, c):
             again = _beside(search, c, techniques)
             if again is not None and again.cost.memory.total <= limit_bytes:
-                found = min(found, again, key=lambda c: c.cost.step_time_s)
-    return found
+                fastest = min(fastest, again, key=lambda c: c.cost.step_time_s)
+    return fastest
 
 
 def may_be_beside(search: Solving, graph: Graph) -> bool:

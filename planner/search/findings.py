@@ -55,17 +55,19 @@ def of_request(model: Model, request: Request) -> tuple[Finding, ...]:
     """What is found of a question before it is answered: a plan that the file brings and nobody
     asked for, parts of the model that are not planned, kinds of device that work at the pace of the
     slowest."""
-    found = [Finding("devices", note) for note in request.topology.notes if request.topology.groups]
-    found += [Finding("note", sentence) for sentence in model.left_out]
+    findings = [
+        Finding("devices", note) for note in request.topology.notes if request.topology.groups
+    ]
+    findings += [Finding("note", sentence) for sentence in model.left_out]
     if model.proto.configuration and request.pins.empty:
         devices = ", ".join(str(c.num_devices) for c in model.proto.configuration)
-        found.append(
+        findings.append(
             Finding(
                 "note",
                 f"the model's annotations for {devices} devices are not used (--pin annotated)",
             )
         )
-    return tuple(found)
+    return tuple(findings)
 
 
 def unfused(

@@ -67,12 +67,12 @@ def contents(base: GraphFacts) -> tuple[str, ...]:
     )
 
 
-def remember(search: Solving, key: str, found: SearchResult) -> None:
+def remember(search: Solving, key: str, result: SearchResult) -> None:
     """Add a search, kept under a key, to those that models like its own may be planned from; and
     tell the cache of the latest whose model is much like this one."""
-    cache, base, best = search.request.cache, search.base(1), found.best
+    cache, base, best = search.request.cache, search.base(1), result.best
     if (
-        cache is None or base is None or best is None or base.shared != found.base.shared
+        cache is None or base is None or best is None or base.shared != result.base.shared
     ):  # an entry has what was decided for the classes of its own base
         return
     at, own = history_key(search.model, search.request), contents(base)
@@ -144,15 +144,15 @@ def _linked(base: GraphFacts) -> dict[int, frozenset[int]]:
     """Place of each class among the classes -> those of the classes that it hands a tensor to, or
     is handed one by."""
     place = {c: k for k, c in enumerate(base.times)}
-    found: dict[int, set[int]] = {}
+    neighbours: dict[int, set[int]] = {}
     for wire in base.wires:
         ends = {
             place[c]
             for c in (*(i for i, _, _ in wire.uses), *((wire.made[0],) if wire.made else ()))
         }
         for k in ends:
-            found.setdefault(k, set()).update(ends - {k})
-    return {k: frozenset(others) for k, others in found.items()}
+            neighbours.setdefault(k, set()).update(ends - {k})
+    return {k: frozenset(others) for k, others in neighbours.items()}
 
 
 def from_before(search: S) -> tuple[S, Candidate, ReusedPlan] | None:
@@ -169,10 +169,10 @@ def from_before(search: S) -> tuple[S, Candidate, ReusedPlan] | None:
     for row, places in sorted(rows, key=lambda x: -len(x[1])):
         if len(places) < LEAST_KEPT * len(new):
             return None
-        found = decided(cache.get(row["key"]), request.topology, len(row["contents"]))
-        if found is not None:  # else it left the cache, or does not hold
+        decisions = decided(cache.get(row["key"]), request.topology, len(row["contents"]))
+        if decisions is not None:  # else it left the cache, or does not hold
             classes = tuple(base.times)
-            held = {classes[k]: found.splits[at] for k, at in places.items()}
+            held = {classes[k]: decisions.splits[at] for k, at in places.items()}
             kept = sum(base.times[c] for c in held)
             work = (
                 float(base.model_flops) / row["flops"]
@@ -182,9 +182,9 @@ def from_before(search: S) -> tuple[S, Candidate, ReusedPlan] | None:
             # Products take their share of the work, copies of loops that of the blocks; what else
             # there is (communication, the optimizer) need not become less with it.
             copied_s = row["copied_s"] * len(base.looped) / max(1, row["looped"])
-            expected = (found.step_time_s - row["copied_s"]) * work + copied_s
+            expected = (decisions.step_time_s - row["copied_s"]) * work + copied_s
             expected += row["other_s"] * max(0.0, 1 - work)
-            answer = _answer(search, found, held, SLOWER * expected)
+            answer = _answer(search, decisions, held, SLOWER * expected)
             return (
                 (*answer, ReusedPlan(row["model"], row["date"], kept, len(base.graph.nodes) - kept))
                 if answer

@@ -39,7 +39,7 @@ def followed(space: Space) -> frozenset[int]:
 
 def steps_of(space: Space) -> tuple[Step, ...]:
     """Each demanded node's, and those of the hubs on their ways."""
-    base, price, found, known = space.base, space.pricer, list[Step](), followed(space)
+    base, price, steps, known = space.base, space.pricer, list[Step](), followed(space)
     slack = 1 + price.runtime.memory_slack
 
     def size(name: str) -> float:
@@ -67,7 +67,7 @@ def steps_of(space: Space) -> tuple[Step, ...]:
         for variable, target, then in (
             ((hub, reader, after), (maker, hub, hub)) if hub >= 0 else ((maker, reader, after),)
         ):
-            found.append(
+            steps.append(
                 Step(
                     variable,
                     at.get((hop.tensor, variable, target), -1),
@@ -76,7 +76,7 @@ def steps_of(space: Space) -> tuple[Step, ...]:
                     times * sums.get(hop.tensor, 0.0),
                 )
             )
-    return tuple(found)
+    return tuple(steps)
 
 
 def without_hubs(space: Space, steps: tuple[Step, ...]) -> tuple[tuple[Step, ...], frozenset[int]]:
@@ -90,12 +90,12 @@ def without_hubs(space: Space, steps: tuple[Step, ...]) -> tuple[tuple[Step, ...
     def spared_through(k: int) -> set[int]:
         return {k}.union(*(spared_through(v) for v in before.get(k, ())))
 
-    found = (
+    groups = (
         spared_through(step.variable)
         for step in steps
         if space.variables[step.variable].kind == "hub"
     )
-    left_out = frozenset[int]().union(*(group for group in found if products.isdisjoint(group)))
+    left_out = frozenset[int]().union(*(group for group in groups if products.isdisjoint(group)))
     return tuple(step for step in steps if step.variable not in left_out), left_out
 
 
@@ -106,7 +106,7 @@ def charges(space: Space) -> np.ndarray:
     # What a result is converted to for its own kind, or handed out in, stands with the node's time,
     # and collectives of that are kept.
     beside = {base.shared[graph.producer[o]] for o in graph.outputs if o in graph.producer}
-    found = [np.zeros(v.options) for v in space.variables]
+    charged_s = [np.zeros(v.options) for v in space.variables]
     for i in base.demanded:
         k = space.op_of[i]
         v = space.variables[k]
@@ -116,9 +116,9 @@ def charges(space: Space) -> np.ndarray:
             if o
             for reader, _ in graph.consumers.get(o, ())
         ):
-            found[k] = np.where(
+            charged_s[k] = np.where(
                 np.isfinite(v.costs.forward_s),
                 v.costs.forward_s - (0.0 if k in known else v.costs.not_recomputed_s),
                 0.0,
             )
-    return np.concatenate(found)
+    return np.concatenate(charged_s)

@@ -48,5 +48,5 @@ def _launches(base: GraphFacts, stages: int) -> tuple[int, int, int]:
         started = [not operator_of(node.op).free for node in base.graph.nodes]
         inside = sum(started[first : first + period])
         memo[key] = inside, sum(started) - repeats * inside, repeats
-    found: tuple[int, int, int] = memo[key]
-    return found
+    launches: tuple[int, int, int] = memo[key]
+    return launches

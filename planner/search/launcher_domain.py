@@ -24,7 +24,7 @@ def replicas(mesh: Mesh) -> int:
 
 
 def sayable(
-    found: tuple[Mesh, ...], model: Model, request: Request, base: GraphFacts
+    meshes: tuple[Mesh, ...], model: Model, request: Request, base: GraphFacts
 ) -> tuple[Mesh, ...]:
     """Of meshes of a launcher's degrees those with whole rows on every replica, in every microbatch
     where their number is pinned, stages that it can say, experts where there are some, and pieces
@@ -63,7 +63,7 @@ def sayable(
             or bool(launcher.layouts and blocks >= mesh.stages)
         )
 
-    whole = tuple(m for m in found if rows_are_whole(m))
+    whole = tuple(m for m in meshes if rows_are_whole(m))
     kept = tuple(m for m in whole if stages_are_said(m))
     if whole and not kept:
         fewer = [str(n) for n in range(2, blocks + 1) if blocks % n == 0][:4]
@@ -74,7 +74,7 @@ def sayable(
             + ("" if uneven else f", and {layers - blocks} more layers are unlike these"),
             help=[f"pp={' or '.join(fewer)}", "leave --for out: stages are then cut anywhere"],
         )
-    if found and not kept:
+    if meshes and not kept:
         n = request.topology.devices
         raise PlanError(
             "P035",
@@ -86,7 +86,7 @@ def sayable(
 
 
 def with_whole_heads(
-    found: tuple[Mesh, ...], request: Request, base: GraphFacts
+    meshes: tuple[Mesh, ...], request: Request, base: GraphFacts
 ) -> tuple[Mesh, ...]:
     """Of meshes those whose tensor ranks have as many heads of every attention: launchers start no
     other (Megatron Core's TransformerConfig refuses them). Raises PlanError P024 where there are
@@ -100,9 +100,9 @@ def with_whole_heads(
     ]
     counts = {s.get("g", 1) * s.get("r", 1) for s in sizes} - {1}
     heads = gcd(*counts) if counts else 0
-    kept = tuple(m for m in found if heads % dict(m.shape).get("tensor", 1) == 0)
-    if found and not kept:
-        ranks = min(dict(m.shape).get("tensor", 1) for m in found)
+    kept = tuple(m for m in meshes if heads % dict(m.shape).get("tensor", 1) == 0)
+    if meshes and not kept:
+        ranks = min(dict(m.shape).get("tensor", 1) for m in meshes)
         fewer = max(n for n in divisors(heads) if n <= ranks and request.topology.devices % n == 0)
         raise PlanError(
             "P024",
@@ -122,15 +122,15 @@ def zero_stages(mesh: Mesh, request: Request) -> tuple[int, ...]:
     )
 
 
-def _with_pinned_zero(found: tuple[Mesh, ...], request: Request) -> tuple[Mesh, ...]:
+def _with_pinned_zero(meshes: tuple[Mesh, ...], request: Request) -> tuple[Mesh, ...]:
     """Of meshes those on which the launcher has the pinned ZeRO stage; all where none has replicas.
     Raises PlanError P024 where there are none."""
     launcher, pinned = request.launcher, request.pins.techniques.get("zero_stage")
     assert launcher is not None
     if not pinned:
-        return found
-    said = {mesh: zero_stages(mesh, request) for mesh in found}
-    kept = tuple(mesh for mesh in found if int(pinned) in said[mesh])
+        return meshes
+    said = {mesh: zero_stages(mesh, request) for mesh in meshes}
+    kept = tuple(mesh for mesh in meshes if int(pinned) in said[mesh])
     others = sorted({z for levels in said.values() for z in levels if z})
     if others and not kept:
         raise PlanError(
@@ -139,25 +139,25 @@ def _with_pinned_zero(found: tuple[Mesh, ...], request: Request) -> tuple[Mesh, 
             f" {launcher.version} has {', '.join(map(str, others))} on the meshes that are left",
             help=[f"zero={others[0]}", "remove the pin, or --for"],
         )
-    return kept or found
+    return kept or meshes
 
 
 def _with_pinned_microbatches(
-    found: tuple[Mesh, ...], model: Model, request: Request
+    meshes: tuple[Mesh, ...], model: Model, request: Request
 ) -> tuple[Mesh, ...]:
     """Of meshes those with whole rows on every replica in each of the pinned microbatches. Raises
     PlanError P035 where there are none."""
     launcher, pinned = request.launcher, request.pins.techniques.get("microbatches")
     assert launcher is not None
     if not pinned or model.workload.kind != "train" or model.batch % int(pinned):
-        return found
+        return meshes
 
     def possible(mesh: Mesh, offered: tuple[int, ...]) -> tuple[int, ...]:
         return launcher.microbatches(offered, model.batch // replicas(mesh), mesh.stages)
 
-    kept = tuple(m for m in found if possible(m, (int(pinned),)))
-    if found and not kept:
-        fewer = {n for m in found for n in possible(m, tuple(divisors(model.batch)))}
+    kept = tuple(m for m in meshes if possible(m, (int(pinned),)))
+    if meshes and not kept:
+        fewer = {n for m in meshes for n in possible(m, tuple(divisors(model.batch)))}
         near = max((n for n in fewer if n < int(pinned)), default=min(fewer, default=0))
         rounds = " that go through its stages in whole rounds" if launcher.whole_rounds else ""
         raise PlanError(

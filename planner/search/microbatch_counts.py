@@ -12,8 +12,8 @@ APART = 1.5
 def with_whole_rows(rows: int, most: int) -> tuple[int, ...]:
     """Numbers that divide the rows of a group of devices, one row at a time the largest, none
     above most."""
-    found: list[int] = []
+    counts: list[int] = []
     for n in reversed(divisors(rows)):
-        if n <= most and (not found or n * APART <= found[-1]):
-            found.append(n)
-    return tuple(reversed(found))
+        if n <= most and (not counts or n * APART <= counts[-1]):
+            counts.append(n)
+    return tuple(reversed(counts))

@@ -45,7 +45,7 @@ def with_microbatch_overlap(
         return best
     if request.objective != "step" or request.mode not in ("auto", "semi-auto"):
         return best
-    worth, found = best.cost.step_time_s * (1 - WORTH), best
+    worth, fastest = best.cost.step_time_s * (1 - WORTH), best
     least = {
         id(c): (
             c.cost.step_time_s
@@ -77,10 +77,10 @@ def with_microbatch_overlap(
             if (
                 again is not None
                 and again.cost.memory.total <= limit_bytes
-                and again.cost.step_time_s < min(found.cost.step_time_s, worth)
+                and again.cost.step_time_s < min(fastest.cost.step_time_s, worth)
             ):
-                found = again
-    return found
+                fastest = again
+    return fastest
 
 
 def _overlapped(search: Solving, c: Candidate, micro: int) -> Candidate | None:

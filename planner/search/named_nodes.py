@@ -92,10 +92,10 @@ class NamedNodes:
         while heap and heap[0][0] < to_beat() * (1 - SAME) and not over():
             least, stage, k = heapq.heappop(heap)
             if stage == MESH:
-                if (found := expand(self.meshes[k])) is None:
+                if (expanded := expand(self.meshes[k])) is None:
                     heapq.heappush(heap, (self.meshes[k].bound, MESH, k))
                     continue
-                for each in found:
+                for each in expanded:
                     heapq.heappush(heap, (each[0], BY_OTHERS, len(self.nodes)))
                     self.nodes.append(each)
                 continue
@@ -146,10 +146,10 @@ class NamedNodes:
         )
         for virtual in dict.fromkeys((1, node.virtual)):
             if best < enough_s:
-                found = self._of_levels(node, node.micro, virtual)
+                bound_s = self._of_levels(node, node.micro, virtual)
                 if virtual != node.virtual:
-                    found = relaxed.by_virtual_stages(found, at, node.micro, virtual)
-                best = max(best, found)
+                    bound_s = relaxed.by_virtual_stages(bound_s, at, node.micro, virtual)
+                best = max(best, bound_s)
         return best
 
     def _of_levels(self, node: SearchNode, micro: int, virtual: int) -> float:
@@ -206,13 +206,13 @@ def nearby(
     def seconds(recompute: str) -> float:
         return float(seconds_of(space, replace(techniques, recompute=recompute))[at].sum())
 
-    now, found = seconds(techniques.recompute), list[tuple[float, str]]()
+    now, ranked = seconds(techniques.recompute), list[tuple[float, str]]()
     for policy in dict.fromkeys(_beside(techniques.recompute, space.base, offloads)):
         if (least := seconds(policy)) < now:
             used = usage_of(space, replace(techniques, recompute=policy), choice)
             if sum(used) <= limit_bytes:
-                found.append((least, policy))
-    return [policy for _, policy in sorted(found)[:NEARBY]]
+                ranked.append((least, policy))
+    return [policy for _, policy in sorted(ranked)[:NEARBY]]
 
 
 def _beside(recompute: str, base: GraphFacts, offloads: bool) -> Iterator[str]:

@@ -57,8 +57,8 @@ def named_values(space: Space) -> NamedValues:
     """Those of a space, kept in its memo."""
     if "named values" not in space.memo:
         space.memo["named values"] = _named_values(space)
-    found: NamedValues = space.memo["named values"]
-    return found
+    values: NamedValues = space.memo["named values"]
+    return values
 
 
 def _named_values(space: Space) -> NamedValues:
@@ -95,14 +95,14 @@ def _named_values(space: Space) -> NamedValues:
 
 def _named_ways(base: GraphFacts, kept: Container[str]) -> dict[int, list[str]]:
     """Node that the backward pass asks for -> the named values on its way, its own result first."""
-    found = {}
+    ways = {}
     for i, hop in base.demanded.items():
         way = [hop.tensor]
         while hop.again:
             hop = base.demanded[hop.reader]
             way.append(hop.tensor)
-        found[i] = [t for t in dict.fromkeys(way) if t in kept]
-    return found
+        ways[i] = [t for t in dict.fromkeys(way) if t in kept]
+    return ways
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,8 @@ class NamedRelaxation(Relaxation):
             return np.inf, np.inf
         free_s = bound_s = self._proven(value * slow)
         if used > self._room and free_s < below_s:
-            found = self.limited(techniques, limit_bytes, (free_s, used), below_s)
-            bound_s = max(free_s, found)
+            limited_s = self.limited(techniques, limit_bytes, (free_s, used), below_s)
+            bound_s = max(free_s, limited_s)
         return bound_s, free_s
 
     def _names(self) -> Names:
@@ -221,11 +221,11 @@ class NamedRelaxation(Relaxation):
         return saving(fits, away - fits), tuple(sorted((fits ^ over) - dict(self._settled).keys()))
 
     def _seconds(self, techniques: Techniques) -> np.ndarray:
-        found: np.ndarray = (
+        seconds: np.ndarray = (
             self._least_seconds(techniques)
             + self._passes(techniques) * (self._values.again_s[self.kept])
         )
-        return found
+        return seconds
 
     def _bytes(self, techniques: Techniques) -> np.ndarray:
         return super()._bytes(replace(techniques, recompute="block"))
@@ -233,8 +233,8 @@ class NamedRelaxation(Relaxation):
     def _passes(self, techniques: Techniques) -> np.ndarray:
         """How often a device runs what nodes of an option's variable do. [options looked at]"""
         each = parts_of_stage(self.space, techniques)[0] * [v.count for v in self.space.variables]
-        found: np.ndarray = np.repeat(self.space.parts * each, np.diff(self._all))[self.kept]
-        return found
+        passes: np.ndarray = np.repeat(self.space.parts * each, np.diff(self._all))[self.kept]
+        return passes
 
     def _named(self, techniques: Techniques) -> _NamedUnits:
         """What the value that an option makes costs. [options looked at]"""

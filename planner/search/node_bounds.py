@@ -56,9 +56,9 @@ class NodeBounds:
     def choices(self, below_s: float) -> Iterator[tuple[Space, list[int]]]:
         """What bounds below so many seconds were found by, memory aside: spaces with a choice."""
         for relaxed in self.relaxed.values():
-            for found in relaxed.free_known.values():
-                if found is not None and found[1] < below_s:
-                    yield relaxed.space, relaxed.in_space(found[0])
+            for solved in relaxed.free_known.values():
+                if solved is not None and solved[1] < below_s:
+                    yield relaxed.space, relaxed.in_space(solved[0])
 
     def _staged(self, node: SearchNode) -> bool:
         """Whether the node has pipeline stages: more microbatches then also make the bubble smaller
@@ -97,9 +97,9 @@ class NodeBounds:
         relaxed = self.relaxed[node.mesh]
         known = ((v, relaxed.free_known.get((*key[:3], v))) for v in (1, *CHUNKS) if key[1])
         others = (
-            relaxed.by_virtual_stages(found[1], node.techniques, key[1], v)
-            for v, found in known
-            if found
+            relaxed.by_virtual_stages(solved[1], node.techniques, key[1], v)
+            for v, solved in known
+            if solved
         )
         return max(relaxed.quick(node.techniques, key[1]), *others, 0.0) + bubble_s
 
@@ -164,11 +164,11 @@ class NodeBounds:
             if quick >= below_s * (1 - SAME):
                 return quick
             relaxed.free_known[key] = relaxed.free(node.techniques, key[1])
-        found = relaxed.free_known[key]
-        return found[1] + bubble_s if found else math.inf
+        solved = relaxed.free_known[key]
+        return solved[1] + bubble_s if solved else math.inf
 
     def _usage(self, node: SearchNode, micro: int) -> float:
         """Bytes that the solution of `_without_limit` uses with the node's microbatches."""
         relaxed = self.relaxed[node.mesh]
-        found = relaxed.free_known[self._free_key(node, micro)]
-        return relaxed.usage(node.techniques, found[0]) if found else math.inf
+        solved = relaxed.free_known[self._free_key(node, micro)]
+        return relaxed.usage(node.techniques, solved[0]) if solved else math.inf

@@ -79,10 +79,10 @@ def too_fast(request: Request, cost: Cost, base: GraphFacts) -> tuple[Finding, .
     return (Finding("published", text),)
 
 
-def ragged(request: Request, found: SearchResult, model: Model) -> tuple[Finding, ...]:
+def ragged(request: Request, result: SearchResult, model: Model) -> tuple[Finding, ...]:
     """A count of devices that fills no node whole: the nearest that do, and what fewer of them take
     for the same batch, planned anew."""
-    now, chip, best = request.topology.devices, request.topology.device, found.best
+    now, chip, best = request.topology.devices, request.topology.device, result.best
     node = chip.node_size
     try:
         usual = for_devices(chip.source, now).levels == request.topology.levels

@@ -95,7 +95,7 @@ class Arithmetic:
             if base.places
             else (0, 0, 1)
         )
-        inside, found, known, outside = (
+        inside, totals_s, known, outside = (
             range(run[0], run[0] + run[1] * run[2]),
             [0.0, 0.0],
             dict[float, float](),
@@ -110,9 +110,11 @@ class Arithmetic:
                     known[flops] = pricer.least_s(flops, pricer.recipe.compute)
                 backward = 0.0 if not base.training or base.grad.isdisjoint(node.outputs) else work
                 seconds = (1 + backward) * known[flops]
-                found[i not in inside] += seconds
+                totals_s[i not in inside] += seconds
                 outside += seconds * (i not in base.repeated)
-        return cls(found[0], found[1], run[2] if base.dealt or not base.places else 0, outside)
+        return cls(
+            totals_s[0], totals_s[1], run[2] if base.dealt or not base.places else 0, outside
+        )
 
     def least(self, mesh: Mesh, microbatches: int, virtual: float = 1) -> float:
         """No plan on the mesh with at most so many microbatches, and chunks of blocks a stage, is
@@ -158,9 +160,9 @@ class PriceLineSearch:
         for power in (self.at + self.step, self.at - self.step) if self._tried else (0,):
             if power not in self._tried:
                 self._tried.add(power)
-                found = height(self._of(power))
-                if found > self.top:
-                    self.at, self.top = power, found
+                reached = height(self._of(power))
+                if reached > self.top:
+                    self.at, self.top = power, reached
                     break
         if np.isfinite(before) and self.top <= before + CLOSE * abs(before):
             self.step //= 2
@@ -271,8 +273,8 @@ class Relaxation:
     def _below(each: np.ndarray, below_s: float) -> np.ndarray:
         """Which options may be in a plan below that. each: what a plan with the option costs at
         least."""
-        found: np.ndarray = each * (1 - ROUNDING) - STEP < below_s * PICO
-        return found
+        possible: np.ndarray = each * (1 - ROUNDING) - STEP < below_s * PICO
+        return possible
 
     def _keep(self, near: np.ndarray, cost: np.ndarray) -> np.ndarray:
         """Look at these options only; their costs."""
@@ -358,8 +360,8 @@ class Relaxation:
             # Everything that runs in ticks at its cheapest, and nothing else: reductions once a
             # step, head and loss are left out.
             endless = Techniques(microbatches=0)
-            found = self._run(ticking(self.space, endless)[self.kept], endless, ends=False)
-            self._tick = 0.0 if found is None else found[1]
+            ticks = self._run(ticking(self.space, endless)[self.kept], endless, ends=False)
+            self._tick = 0.0 if ticks is None else ticks[1]
         return self._tick
 
     def free(self, techniques: Techniques, microbatches: int) -> tuple[np.ndarray, float] | None:
@@ -367,12 +369,12 @@ class Relaxation:
         microbatches; None where none is possible."""
         at = replace(techniques, microbatches=microbatches)
         seconds = self._seconds(at)
-        found = self._run(seconds, at)
-        if found is not None and np.isfinite(found[1]):
+        fastest = self._run(seconds, at)
+        if fastest is not None and np.isfinite(fastest[1]):
             slow = slowdown(self.space, at)
-            value = found[1] * PICO / slow
+            value = fastest[1] * PICO / slow
             self._found.append((any(replayed(self.space, at)), units(seconds, slow), value))
-        return found
+        return fastest
 
     def recompute_adds_s(self, recompute: str) -> float:
         """What plans of this recompute take more at least (seconds) than `least` counts: nodes that
@@ -399,15 +401,15 @@ class Relaxation:
                 self._charged[self._all[k] : self._all[k + 1]] = 0.0
         share = parts_of_stage(self.space, techniques)[0]
         times = self.space.parts * share * [v.count for v in self.space.variables]
-        found: np.ndarray = np.repeat(times, np.diff(self._all))[self.kept]
-        return found * self._charged[self.kept]
+        nodes_s: np.ndarray = np.repeat(times, np.diff(self._all))[self.kept]
+        return nodes_s * self._charged[self.kept]
 
     def _least_difference(self, before: np.ndarray, after: np.ndarray) -> float:
         """The least by which a choice of options takes more after than before, in safety; options
         that are impossible in both, before and after, are in no choice."""
         more = np.subtract(after, before, out=np.zeros(len(after)), where=np.isfinite(before))
-        found = float(np.minimum.reduceat(more, self.offset[:-1]).sum())
-        return found - ROUNDING * abs(found)
+        difference_s = float(np.minimum.reduceat(more, self.offset[:-1]).sum())
+        return difference_s - ROUNDING * abs(difference_s)
 
     def limited(
         self,
@@ -502,12 +504,12 @@ class Relaxation:
         def height(price: float) -> float:
             tree = self._at(techniques, price)
             tree.shift = start
-            found = (
+            reached = (
                 tree.tighten(cost + price * use, line_search.enough + price * room) - price * room
             )
-            if found > line_search.top:
+            if reached > line_search.top:
                 line_search.shift = tree.shift
-            return found
+            return reached
 
         line_search.step_with(height)
         self._compiled(techniques).shift = line_search.shift

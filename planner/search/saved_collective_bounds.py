@@ -91,37 +91,37 @@ class SavedCollectiveRelaxation(Relaxation):
     def _bytes(self, techniques: Techniques) -> np.ndarray:
         """What no pair of options tells: sums of variables that no step follows, and the least that
         a layout can leave where no link says what it is."""
-        found, each = super()._bytes(techniques), self._each(techniques)
-        sums = found - super()._bytes(replace(techniques, recompute="block"))
+        sizes, each = super()._bytes(techniques), self._each(techniques)
+        sums = sizes - super()._bytes(replace(techniques, recompute="block"))
         for k in followed(self.space):
-            found[self.offset[k] : self.offset[k + 1]] -= sums[self.offset[k] : self.offset[k + 1]]
+            sizes[self.offset[k] : self.offset[k + 1]] -= sums[self.offset[k] : self.offset[k + 1]]
         for step in (one for one in self._steps if one.link < 0 and one.after < 0):
             k, more = (
                 step.variable,
                 max(0.0, step.bytes / prod(self.space.pricer.sizes.values()) - step.counted),
             )
-            found[self.offset[k] : self.offset[k + 1]] += np.where(
+            sizes[self.offset[k] : self.offset[k + 1]] += np.where(
                 self._spared[k], each[k] * more, 0.0
             )
-        return found
+        return sizes
 
     def _each(self, techniques: Techniques) -> np.ndarray:
         """Per variable how many of a microbatch of the graph a device holds results of, of all its
         nodes. [variables]"""
-        found: np.ndarray = (
+        samples: np.ndarray = (
             self.space.parts / techniques.microbatches * parts_of_stage(self.space, techniques)[1]
         )
-        return found
+        return samples
 
     @cached_property
     def _kept(self) -> list[tuple[int, tuple[int, int], np.ndarray]]:
         """(variable, pair, bytes) of what is kept where a conversion has a collective: its reader
         asks for it unless it is spared itself. [options of one, of the other]"""
-        found = []
+        saved = []
         for step in (one for one in self._steps if one.link >= 0):
             link = self.space.links[step.link]
             kept = np.maximum(0.0, step.bytes * link.share[self._rows[link.b]] - step.counted)
-            found.append(
+            saved.append(
                 (
                     step.variable,
                     *_ordered(
@@ -136,7 +136,7 @@ class SavedCollectiveRelaxation(Relaxation):
             # way from it: what else there is counts instead, be it less.
             first, then = self.space.links[to.link], self.space.links[on.link]
             here, there = first.share[self._rows[first.b]], then.share[self._rows[then.b]]
-            found.append(
+            saved.append(
                 (
                     on.variable,
                     *_ordered(
@@ -144,7 +144,7 @@ class SavedCollectiveRelaxation(Relaxation):
                     ),
                 )
             )
-            found.append(
+            saved.append(
                 (
                     on.variable,
                     *_ordered(
@@ -154,7 +154,7 @@ class SavedCollectiveRelaxation(Relaxation):
                     ),
                 )
             )
-        return found
+        return saved
 
     def _beyond(self, step: Step) -> np.ndarray:
         """Which options of the second variable of a step's link say that it is spared, and so asks
@@ -164,8 +164,8 @@ class SavedCollectiveRelaxation(Relaxation):
 
     def _converts(self, link: Link) -> np.ndarray:
         """Which of a link's pairs of options have a conversion that takes time forward."""
-        found: np.ndarray = link.forward_s[np.ix_(self._rows[link.a], self._rows[link.b])] > 0
-        return found
+        converts: np.ndarray = link.forward_s[np.ix_(self._rows[link.a], self._rows[link.b])] > 0
+        return converts
 
     def _at(self, techniques: Techniques, price: float) -> Tree:
         tree, each = self._compiled(techniques), self._each(techniques)
@@ -221,8 +221,8 @@ def without_limit(
     sparing: SavedCollectiveRelaxation, techniques: Techniques
 ) -> tuple[float, float]:
     """A bound (seconds) without a memory limit, and bytes of the choice that has it."""
-    found = sparing.free(techniques, techniques.microbatches)
-    return (np.inf, 0.0) if found is None else (found[1], sparing.usage(techniques, found[0]))
+    fastest = sparing.free(techniques, techniques.microbatches)
+    return (np.inf, 0.0) if fastest is None else (fastest[1], sparing.usage(techniques, fastest[0]))
 
 
 def raised_lower_bound(
@@ -310,8 +310,8 @@ class _SavedCollectiveSpaces:
         if key not in relaxed.near_known:
             own = Relaxation(space, relaxed.scratch) if micro else relaxed
             relaxed.near_known[key] = near(own, list(levels), self._bound)
-        found: SavedCollectiveRelaxation | None = relaxed.near_known[key]
-        return found
+        spared: SavedCollectiveRelaxation | None = relaxed.near_known[key]
+        return spared
 
 
 def near(
@@ -323,9 +323,9 @@ def near(
     if fewer.least(levels, below_s) >= below_s:
         return None
     for narrow in (False, True):
-        found = SavedCollectiveRelaxation(fewer, narrow)
-        if found.least(levels, below_s) >= below_s:
+        spared = SavedCollectiveRelaxation(fewer, narrow)
+        if spared.least(levels, below_s) >= below_s:
             return None
-        if found.exact:
+        if spared.exact:
             break
-    return found
+    return spared

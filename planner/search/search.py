@@ -96,29 +96,29 @@ class Search(Solving):
             return self._searched(how_close)
         cache.lookups += 1
         spare = cache.faults.spare
-        if (found := spare("recalled", lambda: self._recalled(cache), None)) is not None:
+        if (result := spare("recalled", lambda: self._recalled(cache), None)) is not None:
             cache.hits += 1
-            return found
+            return result
         self.tables = spare("tables", lambda: cache.tables(machine_key(self.request)), None)
-        found = (
+        result = (
             spare("a plan before", self._from_before, None) if self.request.incremental else None
         ) or self._searched(how_close)
-        spare("kept", lambda: self._keep(cache, found), None)
-        return found
+        spare("kept", lambda: self._keep(cache, result), None)
+        return result
 
     def _recalled(self, cache: Cache) -> SearchResult | None:
         """What a search for the same found before."""
         entry = cache.get(search_key(self.model, self._key, self.request))
         return recalled(Search(self.model, self.request), entry) if entry is not None else None
 
-    def _keep(self, cache: Cache, found: SearchResult) -> None:
+    def _keep(self, cache: Cache, result: SearchResult) -> None:
         """Leave what was found to searches to come."""
         cache.keep_tables()
-        if (entry := kept(found)) is not None:
+        if (entry := kept(result)) is not None:
             key = search_key(self.model, self._key, self.request)
-            key = key if found.reused_from is None else incremental_key(key)
+            key = key if result.reused_from is None else incremental_key(key)
             cache.put(key, entry)
-            remember(self, key, found)
+            remember(self, key, result)
 
     def _from_before(self) -> SearchResult | None:
         """What is found where what did not change stays as a search before decided it; None where
@@ -129,8 +129,8 @@ class Search(Solving):
         within, best, before = answer
         if not self.confirmed(best.plan.microbatches):
             return None
-        found = within._complete(canonical(within, best), {}, 0.0)
-        return replace(found, reused_from=before)
+        result = within._complete(canonical(within, best), {}, 0.0)
+        return replace(result, reused_from=before)
 
     def _searched(self, how_close: bool) -> SearchResult:
         """The best plan that fits with room; one that fits tightly where none with room is within
@@ -177,13 +177,13 @@ class Search(Solving):
             baselines[WITH_ROOM] = safe
         sure = self._sure(reached, best)
         holder = search if best is not None and id(best) in search.details else self
-        found = holder._complete(best, baselines, reached.bound_s if sure else 0.0, smallest)
+        result = holder._complete(best, baselines, reached.bound_s if sure else 0.0, smallest)
         tried, stopped = (
             len(self.details.keys() | search.details.keys()),
             self.stopped or search.stopped,
         )
         return replace(
-            found,
+            result,
             bound_bytes=reached.bound_bytes,
             bound_of_all_s=reached.bound_of_all_s if sure else 0.0,
             tried=tried,
@@ -366,18 +366,18 @@ class Search(Solving):
         while not self.stopped and (more := search.offered.offload()) is not None:
             try:
                 search = search.offloading(more)
-                found = search._within(search.request.roomy_bytes, {})
+                roomy = search._within(search.request.roomy_bytes, {})
             except KeyboardInterrupt:
                 self.stopped = "interrupt"
                 break
             self.stopped = search.stopped
-            bound_s = min(bound_s, found.bound_s)
-            if (safe := found.best) is not None:
+            bound_s = min(bound_s, roomy.bound_s)
+            if (safe := roomy.best) is not None:
                 within = safe.cost.step_time_s <= self._outside(tight.best, faster=False)
                 return (
                     search,
                     (
-                        replace(found, bound_s=bound_s, bound_bytes=self.request.roomy_bytes)
+                        replace(roomy, bound_s=bound_s, bound_bytes=self.request.roomy_bytes)
                         if within
                         else tight
                     ),
@@ -391,7 +391,7 @@ class Search(Solving):
         what is proven of both ways at once takes the seconds of blocks written out and the bytes
         of loops, and patience ends among choices that are neither."""
         request = self.request
-        found: tuple[Search, Reached] | None = None
+        fastest: tuple[Search, Reached] | None = None
         one_way = request.only_blocks is not None or bool(request.staged_pin)  # stages are loops
         if request.objective != "step" or one_way:
             return None
@@ -410,8 +410,8 @@ class Search(Solving):
             self.stopped = search.stopped
             if again.best is not None:
                 reached = replace(reached, best=again.best, main=again.main)
-                found = search, reached
-        return found
+                fastest = search, reached
+        return fastest
 
     def _faster_away(self, reached: Reached) -> tuple[Search, Reached] | None:
         """Where the limit of memory makes steps much longer, a faster plan with room that has the
@@ -426,7 +426,7 @@ class Search(Solving):
             or reached.bound_of_all_s > (1 - LIMIT_IS_DEAR) * self.value(best)
         ):
             return None
-        found: tuple[Search, Candidate, BestFirst] | None = None
+        fastest: tuple[Search, Candidate, BestFirst] | None = None
         try:
             for offload in self.offered.away():
                 search = self.offloading(offload)
@@ -436,16 +436,16 @@ class Search(Solving):
                     for m in family.meshes
                     if m == best.mesh or (m.stages == 1 and len(m.inner) == 1)
                 )
-                worth = self.value(best) if found else (1 - AWAY_WORTH) * self.value(best)
+                worth = self.value(best) if fastest else (1 - AWAY_WORTH) * self.value(best)
                 faster = family.run(worth)
                 if faster is not None and self.value(faster) < worth:
-                    best, found = faster, (search, faster, family)
+                    best, fastest = faster, (search, faster, family)
                 self.stopped = self.stopped or search.stopped
         except KeyboardInterrupt:
             self.stopped = "interrupt"
-        if found is None:
+        if fastest is None:
             return None
-        search, best, family = found
+        search, best, family = fastest
         away = replace(
             reached,
             best=canonical(search, best),
@@ -501,7 +501,7 @@ class Search(Solving):
             or near.cost.memory.total <= FAR * self.request.limit_bytes
         ):
             return None
-        found = Reached(
+        nothing_fits = Reached(
             best=None,
             main=main,
             smallest=near,
@@ -509,7 +509,7 @@ class Search(Solving):
             bound_of_all_s=np.inf,
             bound_bytes=None,
         )
-        smallest = most._smallest(found, baselines) if how_close else near
+        smallest = most._smallest(nothing_fits, baselines) if how_close else near
         return SearchResult(
             best=None,
             baselines=called(self, baselines),
@@ -549,12 +549,12 @@ class Search(Solving):
     ) -> SearchResult:
         """The search again with more in the host's memory. bound: of the plans that nothing of this
         one's fitted among."""
-        found = self.offloading(offload).run(how_close=how_close)
+        result = self.offloading(offload).run(how_close=how_close)
         return replace(
-            found,
+            result,
             baselines=called(self, baselines),
-            tried=found.tried + len(self.details),
-            bound_s=min(bound, found.bound_s),
+            tried=result.tried + len(self.details),
+            bound_s=min(bound, result.bound_s),
         )  # both searches covered the same
 
     def _leaders(
@@ -639,9 +639,9 @@ class Search(Solving):
 
     def tuned_baselines(self) -> dict[str, Candidate]:
         """The baselines alone, for a plan that was not searched for."""
-        found: dict[str, Candidate] = {}
-        tune_baselines(self, found)
-        return called(self, found)
+        baselines: dict[str, Candidate] = {}
+        tune_baselines(self, baselines)
+        return called(self, baselines)
 
 
 def overlaps(plan: Plan) -> bool:

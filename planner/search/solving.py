@@ -53,15 +53,15 @@ blocks. What it cuts keeps its bound, and the best of it is solved again
 
 def digest(problem: Problem) -> bytes:
     """A hash of all that solvers' answers follow from."""
-    found = blake2b(digest_size=16)
+    hashed = blake2b(digest_size=16)
     sizes = *map(len, problem.cost), *(t.shape for t in problem.tables), problem.usage_limit
-    found.update(repr((sizes, problem.axis_size)).encode())
+    hashed.update(repr((sizes, problem.axis_size)).encode())
     weight = () if problem.weight is None else (problem.weight,)
     rest = problem.edges, problem.edge_table, problem.live_node, problem.live_span, *weight
     for arrays in (problem.cost, problem.tables, problem.live_usage, problem.axis_choice, rest):
         for array in arrays:
-            found.update(array.tobytes())
-    return found.digest()
+            hashed.update(array.tobytes())
+    return hashed.digest()
 
 
 class Solving(Workspace):
@@ -102,13 +102,13 @@ class Solving(Workspace):
             "readings", lambda: cache.get(reading_key(self._key, microbatches)) == right, False
         ):
             return True
-        if found := self.model.confirm(microbatches):
+        if confirmed := self.model.confirm(microbatches):
             spare(
                 "readings kept",
                 lambda: cache.put(reading_key(self._key, microbatches), right),
                 None,
             )
-        return found
+        return confirmed
 
     def out_of_time(self) -> bool:
         """Whether the time limit has passed (remembered as `stopped`)."""
@@ -247,37 +247,37 @@ class Solving(Workspace):
         if least + least_working(space, techniques) >= below:
             return None
         fastest = self.solve(replace(problem, usage_limit=least))
-        found = fastest if fastest.choice else replace(solved, bound=None)
-        found = self._less_at_once(space, techniques, found, below)
+        solution = fastest if fastest.choice else replace(solved, bound=None)
+        solution = self._less_at_once(space, techniques, solution, below)
         if (
-            sum(usage_of(space, techniques, found.choice)) >= below
+            sum(usage_of(space, techniques, solution.choice)) >= below
         ):  # known before the whole plan is priced
             return None
-        return self.price(space, mesh, techniques, found, label, copies=copies)
+        return self.price(space, mesh, techniques, solution, label, copies=copies)
 
     def _less_at_once(
-        self, space: Space, techniques: Techniques, found: Solution, below: float
+        self, space: Space, techniques: Techniques, solution: Solution, below: float
     ) -> Solution:
         """Of forward passes, a choice with less at the point of most memory than one that keeps the
         least, as what lives only for a while weighs more there: where there is any that is below
         it and what is to be beaten, by halving what lies between that and what every choice
         needs."""
         if space.base.training or not has_liveness(space):
-            return found
+            return solution
         least = least_usage(space, techniques)
-        most = min(sum(usage_of(space, techniques, found.choice)), below)
+        most = min(sum(usage_of(space, techniques, solution.choice)), below)
         limit = most * (1 - TIE_MEMORY)
         while limit > least:
             solved = self.solve(assemble(space, techniques, limit, liveness=True))
             size = sum(usage_of(space, techniques, solved.choice)) if solved.choice else np.inf
             if size < most:
-                found, most = solved, size
+                solution, most = solved, size
             elif limit < most * (1 - 2 * TIE_MEMORY):
                 least = limit
             else:
                 break
             limit = min((least + most) / 2, most * (1 - TIE_MEMORY))
-        return found
+        return solution
 
     def with_recompute(self, candidate: Candidate, recompute: str) -> Candidate | None:
         """A priced plan with another way to recompute, all else as it is."""
@@ -343,7 +343,7 @@ class Solving(Workspace):
             priced.append(price_with_buckets(base, way, pricer, request.bucket))
             if priced[-1][1].memory.total <= request.limit_bytes:
                 return priced[-1]
-        return min(priced, key=lambda found: found[1].memory.total, default=None)
+        return min(priced, key=lambda way_and_cost: way_and_cost[1].memory.total, default=None)
 
     def _whole_plan(
         self,

@@ -48,16 +48,16 @@ class Cutting:
 def unbroken(base: GraphFacts, plan: Plan) -> tuple[tuple[int, int], ...]:
     """Maker and reader of what a plan's operators read as pending terms: no cut lies between them,
     as nothing pending is handed on."""
-    graph, found = base.graph, []
+    graph, linked = base.graph, []
     for i, node in enumerate(graph.nodes):
         split = plan.splits[node.id]
         if split.axes(PENDING):
-            found += [
+            linked += [
                 (graph.producer[node.inputs[slot]], i)
                 for slot in sorted(base.rules[i].linear)
                 if node.inputs[slot] in graph.producer
             ]
-    return tuple(found)
+    return tuple(linked)
 
 
 def with_cuts(
@@ -95,15 +95,15 @@ def with_cuts(
         return _cut(plan, even)
     from planner.pricing.plan_price import price_plan
 
-    def worth(found: Plan) -> tuple[int, float]:
-        cost = price_plan(base, found, pricer)[0]
+    def worth(cut_plan: Plan) -> tuple[int, float]:
+        cost = price_plan(base, cut_plan, pricer)[0]
         return sum(cost.memory.total > limit for limit in limits_bytes), cost.step_time_s
 
     return min(_cut(plan, even), _cut(plan, uneven), key=worth)
 
 
-def _cut(plan: Plan, found: Cutting) -> Plan:
-    return replace(plan, stage_cuts=found.cuts, stage_widths=found.widths)
+def _cut(plan: Plan, cuts: Cutting) -> Plan:
+    return replace(plan, stage_cuts=cuts.cuts, stage_widths=cuts.widths)
 
 
 def _uneven(base: GraphFacts, plan: Plan, pricer: Pricer, below: float) -> Cutting | None:
@@ -119,11 +119,11 @@ def _uneven(base: GraphFacts, plan: Plan, pricer: Pricer, below: float) -> Cutti
         if WIDEST * (twice[last] + both[-1] - both[last]) / plan.stages >= longest:
             break
         try:
-            found = cutting(base, plan, pricer, stages)
+            cuts = cutting(base, plan, pricer, stages)
         except PlanError:  # too few cuts
             continue
-        if found.price < below:
-            best, below = found, found.price
+        if cuts.price < below:
+            best, below = cuts, cuts.price
     return best
 
 
@@ -144,7 +144,7 @@ def cutting(
             if not any(made < i <= reader for made, reader in whole)
         }
         (both, twice), devices = _seconds(base, plan, pricer), prod(pricer.sizes.values())
-        found = []
+        cuttings = []
         for limit in _limits(over, chunks):
             best = _balanced(
                 [i for i in over if over[i] <= limit], both, twice, chunks, wide, widths
@@ -154,15 +154,15 @@ def cutting(
                 messages_s = (
                     2 * together * pricer.collective_s("collective-permute", (STAGE,), sent)
                 )
-                found.append(Cutting(ticks * (best[0] + messages_s), best[1], best[2]))
-        if not found:
+                cuttings.append(Cutting(ticks * (best[0] + messages_s), best[1], best[2]))
+        if not cuttings:
             raise PlanError(
                 "P068",
                 f"{chunks} virtual stages of the model are not possible: it can be cut"
                 f" at {len(over)} places",
                 help=["fewer stages"],
             )
-        pricer.memo[key] = base, min(found)  # the base is kept, so that its id stays unique
+        pricer.memo[key] = base, min(cuttings)  # the base is kept, so that its id stays unique
     kept: Cutting = pricer.memo[key][1]
     return kept
 

@@ -57,14 +57,14 @@ half a picosecond each."""
 def compose(
     model: Model,
     request: Request,
-    found: SearchResult,
+    result: SearchResult,
     provenance: Mapping[str, Any],
     assumptions: tuple[str, ...],
 ) -> Strategy:
     """The strategy of the best candidate (which must exist)."""
-    best = found.best
+    best = result.best
     assert best is not None
-    base = found.base
+    base = result.base
     pricer = _pricer(request, best)
     pricer_cost, flow, runs = price_plan(base, best.plan, pricer)
     graph = base.graph
@@ -74,7 +74,7 @@ def compose(
         "precision": request.recipe.name,
         "runtime": request.runtime.name,
     }
-    nodes = node_table(base, flow, found)
+    nodes = node_table(base, flow, result)
     offloaded = offloaded_bytes(base, flow, pricer, runs)
     costs = cost_table(pricer_cost, request, base, model, best.plan, offloaded)
     kernels = attention_kernels(request, base, flow)
@@ -88,7 +88,7 @@ def compose(
                 *of_request(model, request),
                 *unfused(kernels, costs, nodes, best.plan.microbatches),
                 *unsure(range_of(request, base, model, best.plan)),
-                *found.findings,
+                *result.findings,
                 *too_fast(request, best.cost, base),
             )
         )
@@ -103,9 +103,9 @@ def compose(
         tensors=tensor_table(graph, flow, base),
         techniques=techniques,
         costs=costs,
-        solver=solver_table(request, found, best, len(graph.nodes)),
+        solver=solver_table(request, result, best, len(graph.nodes)),
         baselines={
-            k: baseline_row(c, request, base, model) for k, c in sorted(found.baselines.items())
+            k: baseline_row(c, request, base, model) for k, c in sorted(result.baselines.items())
         },
         assumptions=assumptions,
         findings=findings,
@@ -136,32 +136,32 @@ def mesh_table(request: Request, mesh: Mesh) -> tuple[dict[str, Any], ...]:
 
 
 def solver_table(
-    request: Request, found: SearchResult, best: Candidate, nodes: int
+    request: Request, result: SearchResult, best: Candidate, nodes: int
 ) -> dict[str, Any]:
     """What is known of the best candidate's optimality: bound and objective (seconds), their gap
     (a fraction of the step), and what the bound covers. nodes: those of the graph."""
     # The bound is over relaxed problems whose every cost is a whole picosecond: above the price by
     # that rounding alone, it is the price itself.
     step, rounding = best.cost.step_time_s, ROUNDING_S * nodes
-    bound = min(found.bound_s, step) if found.bound_s <= step + rounding else 0.0
+    bound = min(result.bound_s, step) if result.bound_s <= step + rounding else 0.0
     gap = (step - bound) / step if bound else None
-    status = "optimal" if gap is not None and gap <= 1e-6 and not found.stopped else "feasible"
+    status = "optimal" if gap is not None and gap <= 1e-6 and not result.stopped else "feasible"
     solver: dict[str, Any] = {
         "name": request.solver,
         "status": status,
         "objective_s": best.objective_s,
         "bound_s": bound,
         "gap": gap,
-        "plans_tried": found.tried,
+        "plans_tried": result.tried,
         "problem_status": best.status,
         "from": best.label,
     }
-    if bound and found.covers:
-        solver["covers"] = [c.to_json() for c in found.covers]
-    if found.stopped:
-        solver["stopped"] = found.stopped
-    if bound and found.bound_bytes is not None:
-        solver["bound_memory_bytes"] = found.bound_bytes
+    if bound and result.covers:
+        solver["covers"] = [c.to_json() for c in result.covers]
+    if result.stopped:
+        solver["stopped"] = result.stopped
+    if bound and result.bound_bytes is not None:
+        solver["bound_memory_bytes"] = result.bound_bytes
     return solver
 
 
@@ -235,7 +235,7 @@ def _pricer(request: Request, c: Candidate):
     return Pricer(request.topology, c.mesh, request.runtime, request.recipe)
 
 
-def node_table(base: GraphFacts, flow: Flow, found: SearchResult) -> dict[str, dict[str, Any]]:
+def node_table(base: GraphFacts, flow: Flow, result: SearchResult) -> dict[str, dict[str, Any]]:
     """A row per class of nodes: operator, split, time of the node (all its repeats) and the best
     other split with what it would cost."""
     from planner.pricing.pricer import Pricer
@@ -243,10 +243,10 @@ def node_table(base: GraphFacts, flow: Flow, found: SearchResult) -> dict[str, d
     rows = {}
     pipeline, uneven = pipeline_of(base.graph, flow.plan), uneven_pipeline_of(flow)
     held = held_times(base, pipeline) if uneven is None else most_times(base, uneven)
-    space, problem = found.space, found.problem
+    space, problem = result.space, result.problem
     pricer = space.pricer if space is not None else None
     others = (
-        runner_ups(space, problem, found.choice)
+        runner_ups(space, problem, result.choice)
         if space is not None and problem is not None
         else {}
     )
@@ -279,23 +279,23 @@ def node_table(base: GraphFacts, flow: Flow, found: SearchResult) -> dict[str, d
 def held_times(base: GraphFacts, pipeline: Pipeline | None) -> dict[int, float]:
     """First node of a class -> how many of the class a device runs in a microbatch: of blocks on
     pipeline stages, those of one stage."""
-    found: dict[int, Fraction] = {}
+    per_device: dict[int, Fraction] = {}
     for i, first in enumerate(base.shared):
-        found[first] = found.get(first, Fraction(0)) + (
+        per_device[first] = per_device.get(first, Fraction(0)) + (
             pipeline.stage_share(i) * pipeline.useful_passes(i) / pipeline.microbatches
             if pipeline
             else 1
         )
-    return {i: float(n) for i, n in found.items()}
+    return {i: float(n) for i, n in per_device.items()}
 
 
 def most_times(base: GraphFacts, uneven: UnevenPipeline) -> dict[int, float]:
     """First node of a class -> how many of the class the uneven stage with the most of them runs
     in a microbatch."""
-    found: dict[int, Counter[int]] = {}
+    per_stage: dict[int, Counter[int]] = {}
     for i, first in enumerate(base.shared):
-        found.setdefault(first, Counter())[uneven.stage_of(i)] += 1
-    return {first: float(max(counts.values())) for first, counts in found.items()}
+        per_stage.setdefault(first, Counter())[uneven.stage_of(i)] += 1
+    return {first: float(max(counts.values())) for first, counts in per_stage.items()}
 
 
 def block_table(graph: Graph, flow: Flow, base: GraphFacts) -> tuple[dict[str, Any], ...]:
@@ -325,14 +325,14 @@ def numbering(graph: Graph, first: int, period: int, repeats: int) -> dict[str, 
     at = next((k for k, (a, b) in enumerate(zip(ids[0][0], other, strict=False)) if a != b), 0)
     scope = other[:at].rstrip("0123456789")
     rest = re.compile(re.escape(scope) + r"(\d+)(.*)", re.S)
-    found: set[int] = set()
+    steps: set[int] = set()
     for names in ids:
         read = [rest.fullmatch(name) for name in names]
         if not scope or not all(read) or len({m[2] for m in read if m}) > 1:
             return {}
         numbers = [int(m[1]) for m in read if m]
-        found |= {b - a for a, b in pairwise(numbers)}
-    return {"scope": scope, "step": found.pop()} if len(found) == 1 and min(found) > 0 else {}
+        steps |= {b - a for a, b in pairwise(numbers)}
+    return {"scope": scope, "step": steps.pop()} if len(steps) == 1 and min(steps) > 0 else {}
 
 
 def stage_of(i: int, pipeline: Pipeline | None) -> int:

@@ -164,15 +164,15 @@ class Workspace:
         pinned = pinned and not pins.empty
         key, limits = (mesh, micro, pinned), self._limits(pinned)
         if key in self._spaces or among is None:
-            found = self._whole(key, base, limits)
-            found = found if found is None or among is None else restrict(found, among)
+            space = self._whole(key, base, limits)
+            space = space if space is None or among is None else restrict(space, among)
         else:
             left = {
                 i: tuple(s for s in splits if legal(base.rules[i], s, dict(inner.shape), limits))
                 for i, splits in among.items()
             }
-            found = self._built(mesh, micro, base, limits, left) if all(left.values()) else None
-        return found if found is None or allowed is None else restrict(found, allowed(base, inner))
+            space = self._built(mesh, micro, base, limits, left) if all(left.values()) else None
+        return space if space is None or allowed is None else restrict(space, allowed(base, inner))
 
     def heavy_in_blocks(self, mesh: Mesh, micro: int, pinned: bool) -> Space | None:
         """Of a mesh's space what bounds without a limit ask of `GraphFacts.heavy_in_blocks`; None
