@@ -58,7 +58,8 @@ class PassingGradients:
 class WeightReaders:
     """The readers of each weight with a gradient: the first and the last operator that reads it,
     whether a loop carries its gradient, whether an operator before the last one reads it in its
-    backward pass, and whether one product alone reads it. [weights] each"""
+    backward pass, and whether one product alone reads it, whose kernel may add to the sums of
+    microbatches. [weights] each"""
 
     first: np.ndarray
     last: np.ndarray

@@ -68,14 +68,18 @@ class BasicFacts:
     @cached_property
     def without_loops(self) -> Self:
         """The facts of programs that have their blocks written out."""
-        ends = (first + period * repeats for first, period, repeats in self.loops)
-        return replace(self, runs=(), end_of_blocks=max(ends, default=None))
+        return replace(self, runs=(), end_of_blocks=self._behind_loops)
 
     @cached_property
-    def in_microbatches(self) -> Self:
-        """The facts of microbatches one after the other whose gradients are made where what they
-        are made of is: gated units are made again for these alone."""
-        return replace(self, runs=(), runs_of_units=self.runs)
+    def putting_nothing_off(self) -> Self:
+        """The facts of programs that have their blocks written out and make gradients of weights
+        where what they are made of is: gated units are made again for these alone."""
+        return replace(self, runs=(), runs_of_units=self.runs, end_of_blocks=self._behind_loops)
+
+    @cached_property
+    def _behind_loops(self) -> int | None:
+        ends = (first + period * repeats for first, period, repeats in self.loops)
+        return max(ends, default=None)
 
     @property
     def written_out(self) -> bool:

@@ -38,8 +38,11 @@ def find_passing(base: BasicFacts) -> PassingGradients:
     )
 
 
-def readers(graph: Graph, nodes_by_weight: Sequence[Sequence[int]]) -> WeightReaders:
-    """What the operators that read each weight are."""
+def readers(
+    graph: Graph, nodes_by_weight: Sequence[Sequence[int]], behind: int | None = None
+) -> WeightReaders:
+    """What the operators that read each weight are. behind: the first node of those whose gradients
+    are all made before one is used, so that no kernel adds them to the sums of microbatches."""
     carried = [
         any(operator_of(graph.nodes[i].op).filling is not None for i in nodes)
         for nodes in nodes_by_weight
@@ -51,8 +54,11 @@ def readers(graph: Graph, nodes_by_weight: Sequence[Sequence[int]]) -> WeightRea
     first, last = (
         np.array([end(nodes) for nodes in nodes_by_weight], np.int64) for end in (min, max)
     )
+    adding = range(len(graph.nodes) if behind is None else behind)
     product = [
-        len(nodes) == 1 and operator_of(graph.nodes[nodes[0]].op).kind == "product"
+        len(nodes) == 1
+        and nodes[0] in adding
+        and operator_of(graph.nodes[nodes[0]].op).kind == "product"
         for nodes in nodes_by_weight
     ]
     return WeightReaders(

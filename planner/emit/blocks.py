@@ -10,7 +10,7 @@ from planner.emit.tables import BlockTable, block_table
 from planner.emit.text import pattern
 from planner.emit.writer import Function, Writer
 from planner.execution.block_values import kept_by_name
-from planner.execution.loops import RepeatedBlock, inner_flow, output_layout
+from planner.execution.loops import RepeatedBlock, gradients_at_once, inner_flow, output_layout
 from planner.execution.pipeline import Pipeline
 from planner.execution.recompute import block_mode, is_gathered
 from planner.execution.save_policies import offloaded_values
@@ -163,7 +163,7 @@ def _unrolled(
     rows = body.fresh("rows") if block.yields else ""
     body.lines += [f"{rows} = []"] if rows else []
     body.lines.append(f"for i in range({block.repeats}):")
-    if _puts_off_gradients(w, block):
+    if gradients_at_once(w.flow, block):
         body.helpers.add("at_once")
         body.lines.append(
             lambda: (
@@ -178,18 +178,6 @@ def _unrolled(
         body.lines.append(f"    {rows}.append(row)")
         body.helpers.add("apart")
         _hand_out(w, body, block, lambda k, r: f"{rows}[{r}][{k}]")
-
-
-def _puts_off_gradients(w: Writer, block: RepeatedBlock) -> bool:
-    """Whether compilers would put off the gradients of a block's weights, of all repeats, until
-    what they are made of is there together: in sums over microbatches no collective asks for them
-    before the end. They do so in encoders; products of decoders add up their gradients in their own
-    kernels, which would be parted (benchmarks/RESULTS.md, "Microbatches written out"). Weights that
-    are not trained would get gradients, too."""
-    nodes = w.flow.graph.nodes[block.first : block.first + block.period]
-    causal = any(node.attrs.get("causal") for node in nodes)
-    trained = all(name in w.flow.grad for names in block.weights for name in names)
-    return trained and not causal and w.flow.plan.accumulation_steps > 1
 
 
 def _hand_out(

@@ -84,6 +84,20 @@ def looped_blocks(flow: Flow) -> tuple[RepeatedBlock, ...]:
     return () if flow.plan.blocks == WRITTEN_OUT else repeated_blocks(flow)[0]
 
 
+def gradients_at_once(flow: Flow, block: RepeatedBlock) -> bool:
+    """Whether a program whose blocks are written out makes all gradients of a repeat before the
+    repeat below goes on. Compilers would put off those of all repeats' weights until what they are
+    made of is there together, as nothing asks for them before the end (benchmarks/RESULTS.md,
+    "Gradients of one microbatch" and "Microbatches written out"). In sums over microbatches they do
+    so in encoders; products of decoders add up their gradients in their own kernels, which would be
+    parted. Weights that are not trained would get gradients, too."""
+    plan, nodes = flow.plan, flow.graph.nodes[block.first : block.first + block.period]
+    trained = all(name in flow.grad for names in block.weights for name in names)
+    if not trained or plan.overlapped_microbatches > 1:
+        return False
+    return plan.accumulation_steps == 1 or not any(node.attrs.get("causal") for node in nodes)
+
+
 def find_repeated_block(flow: Flow, first: int, period: int, repeats: int) -> RepeatedBlock | str:
     """The repeated block, or the reason why these repeats cannot share one function under this
     flow."""

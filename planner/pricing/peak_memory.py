@@ -40,7 +40,7 @@ from planner.analysis.facts import GraphFacts
 from planner.analysis.passing import puts_off, readers
 from planner.execution.even_collectives import weights_of_other_stages
 from planner.execution.layout_flow import Flow
-from planner.execution.loops import RepeatedBlock
+from planner.execution.loops import RepeatedBlock, gradients_at_once, repeated_blocks
 from planner.execution.pipeline import pipeline_of
 from planner.execution.techniques import LOOPED, WRITTEN_OUT
 from planner.execution.weight_offload import offloaded_names
@@ -171,9 +171,11 @@ def memory_parts(
 def without_loops(base: GraphFacts, flow: Flow) -> GraphFacts:
     """The facts of a graph of a plan whose blocks are written out. Compilers put off gradients of
     weights, to run them beside collectives: what they are made of, a gated unit made again among
-    it, is there until then. In a loop over microbatches there may be no collective that they could
-    run beside."""
-    plan, nodes = flow.plan, flow.graph.nodes
+    it, is there until then. So it is not where programs make a repeat's gradients at once, and in a
+    loop over microbatches there may be no collective that they could run beside."""
+    plan, nodes, blocks = flow.plan, flow.graph.nodes, repeated_blocks(flow)[0]
+    if blocks and all(gradients_at_once(flow, block) for block in blocks):
+        return base.putting_nothing_off
     if plan.accumulation_steps == 1 or plan.zero_stage > 1:
         return base.without_loops
     paths = (
@@ -187,7 +189,7 @@ def without_loops(base: GraphFacts, flow: Flow) -> GraphFacts:
         for i in base.looped
         for inner in flow.rules[i].inner
     )
-    return base.without_loops if beside else base.in_microbatches
+    return base.without_loops if beside else base.putting_nothing_off
 
 
 def _of_written_out(base: GraphFacts, flow: Flow, pricer: Pricer) -> MemoryParts:
@@ -328,7 +330,7 @@ def _liveness(base: GraphFacts, flow: Flow, pricer: Pricer, weights: _WeightByte
         zip(*weights.gradients_of, strict=True) if weights.gradients_of else ((), (), ())
     )
     buffers = gradient_buffers(
-        readers(graph, users),
+        readers(graph, users, base.end_of_blocks),
         np.array(whole, np.float64),
         np.array(remaining, np.float64),
         pricer.recipe,

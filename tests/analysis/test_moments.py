@@ -47,6 +47,15 @@ def test_products_that_add_to_sums_have_no_whole_gradient() -> None:
         assert gradients.whole.tolist() == whole
 
 
+def test_products_behind_the_blocks_add_to_no_sums() -> None:
+    """All their gradients are made before one is used, so that each has room of its own."""
+    graph = read_model(models_zoo.build("zoo:gpt-tiny,layers=1"), batch=8)
+    products = [[i] for i, node in enumerate(graph.nodes) if node.op == "MatMul"]
+    head = products[-1][0]
+    assert readers(graph, products).of_product.all()
+    assert readers(graph, products, head).of_product.tolist() == [i < head for (i,) in products]
+
+
 def test_sums_of_microbatches_and_level_three_are_as_without_a_loop() -> None:
     for zero, micro in ((1, 2), (3, 1)):
         plain, carried = (

@@ -77,3 +77,44 @@ def test_gated_units_of_microbatches_are_kept_where_gradients_are_put_off(
     hidden = rows * 14336 * 2 / devices
     others = rows * 2 * (3 * 4096 + (4096 * 2 + 2 * 1024) / devices)
     assert others + tensors * hidden <= layer / 1.04 <= others + (tensors + 0.8) * hidden
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+def test_logits_are_counted_once_while_the_head_runs_backward(
+    micro: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their gradient lies where they lay; beside it the head's own, which no kernel adds to the
+    sums of microbatches (with one microbatch it takes the weight's place)."""
+    model = "llama3-8b,layers=2,seq=1024,vocab=65536"
+    _, parts, ops = parts_of(model, monkeypatch, f"dp=8,zero=1,micro={micro}")
+    live = parts.liveness
+    assert live is not None and ops[-1] == "CrossEntropyLoss" and ops[-2] == "MatMul"
+    logits, head = 16 // 8 // micro * 1024 * 65536 * 2, 4096 * 65536 * 2
+    own = float(live.temporary[-2]) / 1.04
+    assert 0.99 * logits <= own < 1.5 * logits
+    assert 0.99 * logits <= float(live.activations[-1] - live.activations[-2]) / 1.04 < 1.1 * logits
+    assert float(live.gradients[-2]) == pytest.approx(head if micro > 1 else 0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "pins", "compiled"),
+    [
+        ("llama3-8b,layers=2,seq=2048", 128, "zero=1,micro=4", 13.28e9),
+        ("llama3-8b,layers=16,seq=2048", 64, "zero=1,micro=1", 49.39e9),
+        ("vit-b16", 512, "zero=2,micro=1", 4.38e9),
+    ],
+)
+def test_peaks_are_those_of_compiled_programs(
+    model: str, batch: int, pins: str, compiled: float
+) -> None:
+    """As benchmarks/RESULTS.md has them, "Gradients of one microbatch": planned with the allowance
+    for fragmentation."""
+    made = planner.plan(
+        f"zoo:{model}",
+        devices=8,
+        batch=batch,
+        hardware="h100",
+        pins=f"dp=8,blocks=written-out,recompute=none,{pins}",
+        baselines=False,
+    )
+    assert 0.0 < made.costs["memory_per_device_bytes"] / compiled - 1 < 0.05
