@@ -435,9 +435,24 @@ class GraphFacts(BasicFacts):
         return find_gathered(self, self.residuals)
 
     def has_its_place(self, i: int) -> bool:
-        """Whether all results of node i are the graph's, of a forward pass alone."""
-        results = range(sum(map(bool, self.graph.nodes[i].outputs)))
-        return not self.training and all((i, -1 - k) in self.residuals for k in results)
+        """Whether all results of node i are the graph's, of a forward pass alone, or lie where
+        element-wise operators, one after the other, make one of them (a head's capped logits)."""
+        results = [name for name in self.graph.nodes[i].outputs if name]
+        return not self.training and all(
+            (i, -1 - k) in self.residuals or self._becomes_result(name)
+            for k, name in enumerate(results)
+        )
+
+    def _becomes_result(self, name: str) -> bool:
+        """Whether one element-wise operator alone reads a tensor, and its result, as large, has its
+        place. Those between convolutions are no such: they lie in another order of dims."""
+        graph, reading = self.graph, self.graph.consumers.get(name, ())
+        if len(reading) != 1 or graph.tensors[name].shape in self.images:
+            return False
+        node = graph.nodes[reading[0][0]]
+        made, tensor = [graph.tensors[n] for n in node.outputs if n], graph.tensors[name]
+        alike = [(t.shape, t.dtype) for t in made] == [(tensor.shape, tensor.dtype)]
+        return alike and operator_of(node.op).fusible and self.has_its_place(reading[0][0])
 
     @cached_property
     def passing(self) -> PassingGradients:
