@@ -32,6 +32,8 @@ from planner.workload.user_loss import is_user_loss, read_user_loss
 IGNORED = -100
 """The label that shift_labels gives to the last position where no ignore_index says another."""
 ALIASES = {"bce-with-logits": "bce", "bce_with_logits": "bce", "cross-entropy": "cross_entropy"}
+LEAST_HEAD = 0.01
+"""What part of a model's parameters an output alone must read to be missed (guess)."""
 LABELS, TARGETS, LOSS = "labels", "targets", "loss"
 
 
@@ -192,8 +194,8 @@ def _own_output(graph: Graph, loss: str, terms: tuple[tuple[float, str], ...]) -
 
 def left_out(graph: Graph, loss: str, logits: str = "") -> tuple[Finding, ...]:
     """Outputs that look like losses and are not in the loss that a plain graph will get: scalars
-    called so, and scalars that alone read what trains."""
-    if logits and logits not in graph.outputs:
+    called so, and scalars that alone read what trains; and others that alone read much of it."""
+    if len(graph.outputs) < 2 or (logits and logits not in graph.outputs) or not graph.trainable:
         return ()
     scalars = [
         o for o in graph.outputs if graph.tensors[o].elements == 1 and graph.tensors[o].is_float
@@ -201,9 +203,8 @@ def left_out(graph: Graph, loss: str, logits: str = "") -> tuple[Finding, ...]:
     loss = ALIASES.get(loss, loss) or default_loss(graph, logits)
     used = {n for _, n in own_outputs(graph, loss)}
     others = [o for o in scalars if o not in used]
-    if not others or not graph.trainable:
-        return ()
-    kept = prune(replace(graph, outputs=tuple(used) or (logits or graph.outputs[0],))).trainable
+    source = tuple(used) or (logits or graph.outputs[0],)
+    kept = prune(replace(graph, outputs=source)).trainable
     alone = {
         o: sorted(
             graph.labels.get(w, w) for w in prune(replace(graph, outputs=(o,))).trainable - kept
@@ -212,7 +213,7 @@ def left_out(graph: Graph, loss: str, logits: str = "") -> tuple[Finding, ...]:
     }
     like = [o for o in others if "loss" in o.lower() or alone[o]]
     if not like:
-        return ()
+        return () if is_user_loss(loss) else _heads_left_out(graph, source, kept)
     idle, several = sorted({w for o in like for w in alone[o]}), len(like) > 1
     are = "look like losses and are left out" if several else "looks like a loss and is left out"
     lost = (
@@ -227,6 +228,33 @@ def left_out(graph: Graph, loss: str, logits: str = "") -> tuple[Finding, ...]:
             "loss",
             f"trained with {loss} alone: {', '.join(map(repr, like))} {are}{lost} (--loss"
             f" '{whole}')",
+        ),
+    )
+
+
+def _heads_left_out(
+    graph: Graph, source: tuple[str, ...], kept: frozenset[str]
+) -> tuple[Finding, ...]:
+    """Outputs without a loss whose own layers are a part of the model: a detector's boxes beside
+    its classes. kept: what trains by the outputs of `source`."""
+    whole = sum(graph.tensors[w].elements for w in graph.trainable)
+    alone = {
+        o: sum(
+            graph.tensors[w].elements for w in prune(replace(graph, outputs=(o,))).trainable - kept
+        )
+        for o in graph.outputs
+        if o not in source and graph.tensors[o].is_float
+    }
+    heads = {o: n for o, n in alone.items() if n >= LEAST_HEAD * whole}
+    if not heads:
+        return ()
+    told = ", ".join(f"{o!r} ({n / 1e6:,.2f} M parameters)" for o, n in [*heads.items()][:3])
+    return (
+        Finding(
+            "loss",
+            f"trained by {', '.join(map(repr, source))} alone: layers of other outputs are left"
+            f" out, {told} (--logits names another output, and a loss in Python takes several:"
+            " --loss FILE.py:NAME)",
         ),
     )
 

@@ -228,6 +228,11 @@ def test_unsupported_operators_are_listed_together() -> None:
     assert "Add" not in text and "write these parts otherwise; export again" in text
 
 
+def test_what_picks_boxes_is_refused_with_what_can_be_planned() -> None:
+    text = fails(model("(float[8] x) => (int64[a,b] y) { y = NonZero(x) }"), "P130", "NonZero")
+    assert "leave backbone and head" in text
+
+
 def test_a_loop_over_experts_is_refused_with_the_export_that_can_be_planned() -> None:
     made = model("(float[8] x) => (int64[a,b] y) { y = NonZero(x) }")
     assert "batched_mm" not in fails(made, "P130", "NonZero", "run-time data", "export again")

@@ -4,6 +4,7 @@ graph."""
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -674,6 +675,29 @@ def test_operator(name: str) -> None:
     assert set(ops(graph)) <= CANONICAL
     if expected:
         assert " ".join(ops(graph)) == expected
+
+
+def test_a_scatter_at_no_place_is_its_operand() -> None:
+    """Windows that are not shifted along a dim (Swin 3D): the rule took rows that there are not."""
+    made = model(
+        "(float[2,3] x) => (float[2,3] y) { a = ScatterND(x, places, rows) y = Relu(a) }",
+        places=np.zeros((0, 2, 1), np.int64),
+        rows=np.zeros((0, 3), np.float32),
+    )
+    assert [node.op for node in read_model(made).nodes] == ["Relu"]
+
+
+def test_a_long_tensor_is_written_into_soon() -> None:
+    """MViT writes all rows but the first of 25,089: each was looked up in a new set of them."""
+    rows = 25_089
+    made = model(
+        f"(float[{rows},2] x, float[{rows - 1},2] u) => (float[{rows},2] y)"
+        " { y = ScatterND(x, places, u) }",
+        places=np.arange(1, rows)[:, None],
+    )
+    started = time.process_time()
+    assert [node.op for node in read_model(made).nodes][-1] == "Gather"
+    assert time.process_time() - started < 2
 
 
 def test_attention_operator_in_both_forms() -> None:

@@ -86,6 +86,19 @@ def test_a_numbered_name_that_is_stored_is_a_module() -> None:
     ]
 
 
+def test_zeros_of_modules_are_parted() -> None:
+    """Filters of zeros, as folding a norm leaves them whose scale begins at zero, were one for all
+    layers; others that an exporter writes under two names are."""
+    for values, count in ((np.zeros((4, 4), np.float32), 2), (rand(4, 4, seed=1), 1)):
+        made = traced(["m.fc1", "m.fc2"], share_weight=True)
+        made.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(values, "m.fc1.weight"))
+        direct = read_model(made)
+        made.graph.node.insert(0, helper.make_node("Identity", ["m.fc1.weight"], ["w"], "Identity"))
+        made.graph.node[3].input[1] = "w"
+        for graph in (direct, read_model(made)):
+            assert sum(graph.tensors[n].shape == (4, 4) for n in graph.weights) == count
+
+
 def normed(scopes: list[str], values: np.ndarray) -> onnx.ModelProto:
     """Norms of such scopes, one after another, that all read the scale of the first."""
     nodes, x = [], "x"

@@ -123,6 +123,22 @@ def test_a_sum_of_losses_is_emitted_and_equals_the_unsharded_one() -> None:
     assert not strategy.findings
 
 
+def test_an_output_with_layers_of_its_own_is_missed() -> None:
+    """A detector's boxes beside its classes: a tenth of its parameters did not train, and nothing
+    said so."""
+    made = model(
+        "(float[2,8] x) => (float[2,4] classes, float[2,4] boxes) { h = MatMul(x, shared)"
+        " classes = MatMul(h, w) boxes = MatMul(h, v) }",
+        shared=rand(8, 8),
+        w=rand(8, 4),
+        v=rand(8, 4, seed=1),
+    )
+    for logits, other in (("", "boxes"), ("boxes", "classes")):
+        notes = open_model(made, 1, logits=logits).plain.notes
+        (text,) = (n for n in notes if getattr(n, "kind", "") == "loss")
+        assert f"{other!r} (0.00 M parameters)" in text and "--logits" in text
+
+
 @pytest.mark.parametrize("second", ["loss_aux", "regulariser"])
 def test_a_loss_that_is_left_out_is_a_finding(second: str) -> None:
     notes = open_model(two_losses(second), 1).plain.notes

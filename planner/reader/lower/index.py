@@ -145,7 +145,7 @@ def _gather_elements(call: Call) -> None:
 
 
 def _scatter_elements(call: Call) -> None:
-    if added_back(call):
+    if _writes_nothing(call) or added_back(call):
         return
     axis = call.axis(call.attr("axis", 0), len(call.shape()))
     call.result(
@@ -155,7 +155,18 @@ def _scatter_elements(call: Call) -> None:
     )
 
 
+def _writes_nothing(call: Call) -> bool:
+    """A scatter at no place at all is its operand: slices that are empty (windows that are not
+    shifted along a dim, Swin 3D)."""
+    if math.prod(call.shape(1)):
+        return False
+    call.bind(call.arg(0))
+    return True
+
+
 def _scatter_nd(call: Call) -> None:
+    if _writes_nothing(call):
+        return
     if call.attr("reduction", "none") == "none" and (writes := _along(call)) is not None:
         _written(call, *writes)
         return
@@ -192,19 +203,15 @@ def _written(call: Call, axis: int, places: np.ndarray) -> None:
     """Slices of one dim replaced: the others stay, each where it was, so that any other dim may
     grow."""
     shape, count = call.shape(), len(places)
-    whole = [n for n in range(shape[axis]) if n not in set(places.tolist())]
+    whole = np.setdiff1d(np.arange(shape[axis]), places)
     rest = (
-        call.emit(
-            "Gather",
-            [call.arg(0), call.constant(np.asarray(whole, np.int64), "kept")],
-            {"axis": axis},
-        )
-        if whole
+        call.emit("Gather", [call.arg(0), call.constant(whole, "kept")], {"axis": axis})
+        if whole.size
         else ""
     )
     parts = [call.arg(2), *([rest] if rest else [])]
     joined = call.emit("Concat", parts, {"axis": axis}) if rest else call.arg(2)
-    order = np.argsort(np.concatenate([places, np.asarray(whole, places.dtype)]))
+    order = np.argsort(np.concatenate([places, whole]))
     if count > 1 or rest:
         call.result("Gather", [joined, call.constant(order, "order")], {"axis": axis})
     else:

@@ -193,10 +193,24 @@ def _batch_norm(call: Call) -> None:
         call.name(k) or f"{call.name(0)}/{what}"
         for k, what in enumerate(("y", "running_mean", "running_var"))
     ]
-    for k, result in enumerate(
-        call.draft.add_many("BatchNormalization", call.inputs[:5], attrs, names)
-    ):
+    inputs = call.inputs[:5]
+    if _of_weights(call) and not any(call.draft.is_leaf(i) for i in inputs[3:]):
+        # Filters that are standardised (NFNet): their statistics are computed beside the norm, of
+        # a copy of them, for results that nothing reads.
+        inputs[3:] = [
+            call.constant(np.full(call.shape(1), number, call.dtype(1)), what)
+            for number, what in ((0, "mean"), (1, "variance"))
+        ]
+    for k, result in enumerate(call.draft.add_many("BatchNormalization", inputs, attrs, names)):
         call.bind(result, k)
+
+
+def _of_weights(call: Call) -> bool:
+    """Whether a node's first operand is a view of a stored tensor."""
+    name = call.arg(0)
+    while (op := call.draft.maker.get(name)) is not None and op.op in ("Reshape", "Transpose"):
+        name = op.inputs[0]
+    return call.draft.is_leaf(name)
 
 
 def _dropout(call: Call) -> None:

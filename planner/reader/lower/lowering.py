@@ -362,10 +362,16 @@ class Lowering:
             looped = any(
                 problem.startswith("NonZero") and "expert" in problem for problem in self.problems
             )
+            picked = any(
+                problem.startswith(("NonZero", "NonMaxSuppression")) for problem in self.problems
+            )
             remedy = (
                 'set config._experts_implementation = "batched_mm" before the model is made (a loop'
                 " depends on data)"
                 if looped
+                else "what picks boxes or rows by their values has no fixed size: take it off the"
+                " model (of a torchvision detector leave backbone and head)"
+                if picked
                 else "write these parts otherwise"
             )
             what = f"{len(self.problems)} operator(s) of the model cannot be planned"

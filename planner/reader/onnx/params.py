@@ -23,7 +23,8 @@ temperatures; filters that are standardised).
 
 Not: what the file says is a buffer, running statistics, other scalars, other tables of rank two and
 more that are added or multiplied, anything quantised. Exporters merge initializers of equal value:
-scales of one and biases of zero that belong to different modules are parted again here.
+scales of one and biases of zero that belong to different modules are parted again here, and
+filters of zeros, which a norm whose scale begins at zero leaves when it is folded.
 """
 
 from __future__ import annotations
@@ -374,8 +375,8 @@ def _buffer_rows(draft: Draft, op: Op, leaf: str) -> bool:
 
 
 def resolve_ties(draft: Draft) -> list[Use]:
-    """Parts merged scales and biases, and joins the copies of anything else. All uses of parameters
-    after that."""
+    """Parts merged scales, biases and zeros, and joins the copies of anything else. All uses of
+    parameters after that."""
     uses = parameter_uses(draft)
     by_leaf: dict[str, list[Use]] = {}
     for use in uses:
@@ -391,9 +392,13 @@ def resolve_ties(draft: Draft) -> list[Use]:
             for u in by_leaf[leaf]
             if u.kind in ("scale", "bias") and (u.direct or _view(draft, u, readers) is not None)
         ]
-        if len(soft) < 2 or len(soft) != len(by_leaf[leaf]):
+        if _are_zeros(draft, leaf, by_leaf[leaf]):
+            soft = by_leaf[leaf]
+        elif len(soft) != len(by_leaf[leaf]) or not (
+            _may_part(draft, leaf) or _of_one_module(leaf, soft, shared)
+        ):
             continue
-        if not (_may_part(draft, leaf) or _of_one_module(leaf, soft, shared)):
+        if len(soft) < 2:
             continue
         groups: dict[str, list[Use]] = {}
         for use in soft:
@@ -410,7 +415,7 @@ def resolve_ties(draft: Draft) -> list[Use]:
     if parted:
         shown = ", ".join(repr(p) for p in parted[:3]) + (", ..." if len(parted) > 3 else "")
         draft.notes.append(
-            f"scales and biases of different modules that the exporter had merged ({shown}) are"
+            f"weights of different modules that the exporter had merged, being equal ({shown}), are"
             " separate parameters again"
         )
     return parameter_uses(draft) if parted or joined else uses
@@ -441,6 +446,19 @@ def _may_part(draft: Draft, leaf: str) -> bool:
     """Merged by value: all elements equal, or the values are not known."""
     ref = draft.refs.get(leaf)
     return (ref is not None and ref.kind != "inline") or draft.splat(leaf) is not None
+
+
+def _are_zeros(draft: Draft, leaf: str, uses: list[Use]) -> bool:
+    """Whether a leaf is filters or a matrix of zeros that several products read: no model shares
+    those."""
+    products = ("Conv", "ConvTranspose", "MatMul")
+    apart = len(uses) > 1 and all(u.direct and u.op.op in products for u in uses)
+    return apart and _all_zeros(draft, leaf)
+
+
+def _all_zeros(draft: Draft, leaf: str) -> bool:
+    values = draft.value(leaf)
+    return values is not None and not values.any()
 
 
 def _called_together(by_leaf: dict[str, list[Use]]) -> set[str]:
@@ -481,7 +499,7 @@ def _part(
     draft: Draft, leaf: str, scope: str, group: list[Use], readers: Mapping[str, list[Op]]
 ) -> None:
     """Gives a module its own copy of a shared leaf."""
-    what = "weight" if group[0].kind == "scale" else "bias"
+    what = "bias" if group[0].kind == "bias" else "weight"
     name = draft.fresh(f"{scope}.{what}")
     draft.types[name] = draft.types[leaf]
     if leaf in draft.refs:
@@ -498,8 +516,8 @@ def _part(
 
 
 def _join_copies(draft: Draft, by_leaf: dict[str, list[Use]]) -> bool:
-    """Initializers known under several names: one again, unless all of it is scales and biases that
-    may be parted. Whether any was joined."""
+    """Initializers known under several names: one again, unless all of it is scales, biases and
+    zeros that may be parted. Whether any was joined."""
     families: dict[str, list[str]] = {}
     for name, origin in draft.copy_of.items():
         if name in draft.refs:
@@ -507,8 +525,9 @@ def _join_copies(draft: Draft, by_leaf: dict[str, list[Use]]) -> bool:
     kept, joined = 0, False
     for origin, copies in families.items():
         names = [n for n in (origin, *copies) if n in draft.refs]
-        soft = all(u.kind in ("scale", "bias") for n in names for u in by_leaf.get(n, ()))
-        if soft and _may_part(draft, origin):
+        own = [u for n in names for u in by_leaf.get(n, ())]
+        soft = all(u.kind in ("scale", "bias") for u in own) and _may_part(draft, origin)
+        if soft or _all_zeros(draft, names[0]):
             kept += len(copies)
             continue
         first = names[0]
@@ -521,7 +540,7 @@ def _join_copies(draft: Draft, by_leaf: dict[str, list[Use]]) -> bool:
                 joined = True
     if kept:
         draft.notes.append(
-            f"{kept} scales and biases that the exporter stored once because their values are equal"
+            f"{kept} weights that the exporter stored once because their values are equal"
             " are separate parameters"
         )
     return joined

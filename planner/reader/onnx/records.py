@@ -17,7 +17,7 @@ _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 PARAMETER, BUFFER = "PARAMETER", "BUFFER"
 _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 _LEARNED = re.compile(
-    r"(weight|bias)(_[gv]|_orig)?|original\d|(\w*_)?(cls|class|dist|distillation|mask|register|reg|query|prompt|storage|latent)_?tokens?(_\d+)?|class_embedding|image_newline"
+    r"(weight|bias)(_[gv]|_orig)?|original\d|(\w*_)?(cls|class|dist|distillation|mask|register|reg|query|prompt|storage|latent)_?tokens?(_?\d+)?|(patch|pixel)_pos|class_embedding|image_newline"
     r"|(\w*_)?(abs_?)?pos(ition)?(al)?_?(emb|embed|embeds|embedding|embeddings|encodings?_learned)(_?table|_\w)?|(\w*_)?rel(ative)?_pos(ition)?(_bias(_table)?|_[hwd]|_emb\w*)?"
     r"|(\w*_)?layer_?scale(_\d+)?|(lambda|gamma|ls)_?\d*|(\w*_)?(logit|q|k|v|head|attn|res|skip)_scale|(logit|attn|output)_bias|scale|temperature|temp|tau"
     r"|scale_shift_table|latents?|queries|query_(embed|pos)\w*|(soft_)?prompts?(_embeddings?)?|probe|sinks?|attention_sinks?|alpha_[np]|A_log|D|dt_bias|time_(decay|first|mix_\w+|maa_\w+)"
