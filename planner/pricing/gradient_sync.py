@@ -329,7 +329,7 @@ class WeightPricer:
     ) -> _Rows:
         """Weights that all train, or of which none does. shape, pieces: extents of each dim, and
         into how many the layout cuts it [rows, dims]."""
-        fans = [self.pricer.atlas.layouts[n].grad_partial for n in layouts]
+        fans = [self.pricer.layout_table.layouts[n].grad_partial for n in layouts]
         pending = list(dict.fromkeys(fans))
         fan_of = np.array([pending.index(fan) for fan in fans])
         cut = [tuple([a for a in fan if a in self.zero_axes]) for fan in pending]
@@ -369,7 +369,7 @@ class WeightPricer:
         for k, weight in enumerate(weights):
             if not weight.matrices:
                 continue
-            layout = price.atlas.layouts[layouts[k]]
+            layout = price.layout_table.layouts[layouts[k]]
             axes = tuple(a for a in layout.grad_partial if a in self.zero_axes)
             for z in ZERO_STAGES if dims[k] >= 0 else ZERO_STAGES[:1]:
                 plan = WeightPlan(layout.stored, z, axes if z else (), int(dims[k]) if z else -1)

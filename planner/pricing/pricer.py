@@ -47,8 +47,8 @@ class Pricer:
     mesh: Mesh
     runtime: Runtime
     recipe: Recipe
-    atlas: LayoutTable = field(default_factory=LayoutTable)
-    """Derivations that do not depend on the sizes of axes: one atlas serves the pricers of many
+    layout_table: LayoutTable = field(default_factory=LayoutTable)
+    """Derivations that do not depend on the sizes of axes: one table serves the pricers of many
     meshes."""
     offload: tuple[str, ...] = ()
     """What the plans of a space keep in the host's memory (planner.execution.plan.Plan.offload)."""
@@ -286,7 +286,8 @@ class Pricer:
     @cached_property
     def conversions(self) -> Conversions:
         """Prices of conversions on this mesh."""
-        return Conversions(self.atlas, proxy(self))  # no cycle: a search's objects go with it
+        # A weak reference makes no cycle: a search's objects go with it.
+        return Conversions(self.layout_table, proxy(self))
 
     def kernel_s(self, flops: float, size_bytes: float, dtype: str) -> float:
         """Seconds of one kernel: the slower of arithmetic and memory, and the launch floor."""

@@ -51,12 +51,12 @@ class LinePrices(Protocol):
 class Conversions:
     """Tables of conversion seconds on one mesh."""
 
-    def __init__(self, atlas: LayoutTable, pricer: LinePrices) -> None:
-        self.atlas, self.pricer = atlas, pricer
+    def __init__(self, layout_table: LayoutTable, pricer: LinePrices) -> None:
+        self.layout_table, self.pricer = layout_table, pricer
         self.sizes = dict(pricer.sizes)
         self.order = tuple(self.sizes)
         self.mesh = tuple(self.sizes.items())
-        self.pairs = reshard_table(atlas, self.order)
+        self.pairs = reshard_table(layout_table, self.order)
         self._priced: dict[float, tuple[int, np.ndarray, np.ndarray]] = {}
         self._tables: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
         self._lines: tuple[int, np.ndarray, np.ndarray] = 0, np.zeros((0, 1)), np.zeros((0, 1))
@@ -101,8 +101,8 @@ class Conversions:
         key = key_of(
             self.pricer.place,
             repr((shape, itemsize, grad)).encode(),
-            self.atlas.written(rows),
-            self.atlas.written(columns),
+            self.layout_table.written(rows),
+            self.layout_table.written(columns),
         )
         result = kept.array(
             key,
@@ -152,10 +152,10 @@ class Conversions:
 
     def pieces(self, layouts: Sequence[int], rank: int) -> np.ndarray:
         """Into how many pieces each dim is cut. [layouts, rank]"""
-        cuts = self.atlas.cuts(layouts, rank)
-        if len(self._devices) != 1 << len(self.atlas.axes):
+        cuts = self.layout_table.cuts(layouts, rank)
+        if len(self._devices) != 1 << len(self.layout_table.axes):
             self._devices = np.ones(1, np.int64)
-            for axis in self.atlas.axes:
+            for axis in self.layout_table.axes:
                 self._devices = np.concatenate(
                     [self._devices, self._devices * self.sizes.get(axis, 1)]
                 )

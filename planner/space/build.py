@@ -33,7 +33,7 @@ from planner.space.variables import Link, OptionCosts, Space, Variable
 
 
 class _Builder:
-    """Builds a Space. Layouts are numbers of the pricer's atlas."""
+    """Builds a Space. Layouts are numbers of the pricer's layout table."""
 
     def __init__(
         self,
@@ -46,7 +46,11 @@ class _Builder:
         seconds_alone: bool,
     ) -> None:
         self.base, self.pricer, self.parts = base, pricer, parts
-        self.graph, self.atlas, self.tables = base.graph, pricer.atlas, pricer.conversions
+        self.graph, self.layout_table, self.tables = (
+            base.graph,
+            pricer.layout_table,
+            pricer.conversions,
+        )
         self.kinds = Kinds(base, pricer, limits, allowed, zero_axes, seconds_alone)
         self.variables: list[Variable] = []
         self.links: list[Link] = []
@@ -108,11 +112,11 @@ class _Builder:
     def _hub(self, wire: Wire) -> None:
         """A variable for the layout a shared tensor is brought to; options may hold a second layout
         made from the first."""
-        name, atlas = wire.name, self.atlas
+        name, layout_table = wire.name, self.layout_table
         per_use = [(self.op_of[i], self._need(i, slot), times) for i, slot, times in wire.uses]
         options = self._hub_options(name, [target for _, target, _ in per_use])
         hubs, branches = zip(*options, strict=True)
-        source = atlas.column(hubs)
+        source = layout_table.column(hubs)
         index = len(self.variables)
         self.variables.append(
             Variable(
@@ -121,7 +125,8 @@ class _Builder:
                 count=wire.count,
                 costs=self._hub_costs(wire, options),
                 layouts=tuple(
-                    (atlas.layouts[h], atlas.layouts[b] if b >= 0 else None) for h, b in options
+                    (layout_table.layouts[h], layout_table.layouts[b] if b >= 0 else None)
+                    for h, b in options
                 ),
             )
         )
@@ -137,20 +142,20 @@ class _Builder:
     ) -> tuple[tuple[int, int], ...]:
         """Layouts that a shared tensor may be brought to, each with one made from it, or -1.
         targets: what its readers want."""
-        atlas = self.atlas
+        layout_table = self.layout_table
         wanted = dict.fromkeys(n for target in targets for n in target.layouts)
-        plain = dict.fromkeys(atlas.without_grad_partial(n) for n in wanted)
+        plain = dict.fromkeys(layout_table.without_grad_partial(n) for n in wanted)
         options = dict.fromkeys(
             (n, -1)
             for n in (*plain, *wanted)
-            if not (name in self.base.carried and atlas.layouts[n].partial)
+            if not (name in self.base.carried and layout_table.layouts[n].partial)
         ) or dict.fromkeys((n, -1) for n in plain)
         if name not in self.graph.weights:
             options.update(
                 dict.fromkeys(
-                    (atlas.without_grad_partial(n), n)
+                    (layout_table.without_grad_partial(n), n)
                     for n in wanted
-                    if atlas.layouts[n].grad_partial
+                    if layout_table.layouts[n].grad_partial
                 )
             )
         return tuple(options)
@@ -158,9 +163,9 @@ class _Builder:
     def _hub_costs(self, wire: Wire, options: Sequence[tuple[int, int]]) -> OptionCosts:
         """A branch costs its conversion from the hub; without one the diagonal, from the hub to
         itself, costs nothing."""
-        name, atlas, t = wire.name, self.atlas, self.graph.tensors[wire.name]
-        source = atlas.column(tuple([h for h, _ in options]))
-        branch = atlas.column(tuple([h if b < 0 else b for h, b in options]))
+        name, layout_table, t = wire.name, self.layout_table, self.graph.tensors[wire.name]
+        source = layout_table.column(tuple([h for h, _ in options]))
+        branch = layout_table.column(tuple([h if b < 0 else b for h, b in options]))
         forward, backward = self.tables.table(
             t.shape,
             self.pricer.itemsize(t.dtype),
@@ -230,7 +235,9 @@ class _Builder:
             )
             forward, backward = (table.take(place) for table in tables)
             if carried:
-                partial = np.array([bool(self.atlas.layouts[n].partial) for n in target.layouts])
+                partial = np.array(
+                    [bool(self.layout_table.layouts[n].partial) for n in target.layouts]
+                )
                 forward[:, partial[target.of]] = np.inf
             if branches:
                 ready = np.array(branches)[:, None] == np.array(target.layouts)[target.of]
@@ -254,15 +261,15 @@ class _Builder:
 
     def _outputs(self) -> None:
         """Graph outputs are handed out without anything pending."""
-        graph, atlas = self.graph, self.atlas
+        graph, layout_table = self.graph, self.layout_table
         for name in graph.outputs:
             maker = graph.producer.get(name)
             if maker is None or self.base.shared[maker] not in self.op_of:
                 continue
             c, k = self.base.shared[maker], [o for o in graph.nodes[maker].outputs if o].index(name)
             source = self._result((c, k))
-            columns = atlas.column(
-                tuple([atlas.number(atlas.layouts[s].stored) for s in source.layouts])
+            columns = layout_table.column(
+                tuple([layout_table.number(layout_table.layouts[s].stored) for s in source.layouts])
             )
             t = graph.tensors[name]
             forward, _ = self.tables.table(

@@ -111,10 +111,10 @@ class Kinds:
         seconds_alone: bool = False,
     ) -> None:
         self.base, self.pricer, self.limits, self.allowed = base, pricer, limits, allowed
-        self.graph, self.sizes, self.atlas, self.tables = (
+        self.graph, self.sizes, self.layout_table, self.tables = (
             base.graph,
             dict(pricer.sizes),
-            pricer.atlas,
+            pricer.layout_table,
             pricer.conversions,
         )
         self.order, self.seconds_alone = tuple(self.sizes), seconds_alone
@@ -181,7 +181,7 @@ class Kinds:
         if shape.results:
             # What is read of partial results is their sum over devices, which is saved: nothing
             # asks for the terms again.
-            partial = [self.atlas.partial(row) for row in shape.results]
+            partial = [self.layout_table.partial(row) for row in shape.results]
             not_recomputed = np.where(np.logical_and.reduce(partial), forward, not_recomputed)
         return {
             "forward_s": forward,
@@ -248,7 +248,7 @@ class Kinds:
             }
             saved_collective = remaining - entering  # below 0 of what reads all that enters
         elif shape.results and (most := base.saved_collective_bytes(i, self.pricer.itemsize)):
-            saved_collective = self.atlas.partial(shape.results[0]) * (
+            saved_collective = self.layout_table.partial(shape.results[0]) * (
                 slack * most / prod(self.sizes.values())
             )
         passing = postponed = nothing
@@ -319,18 +319,21 @@ class Kinds:
             grad,
             tuple(slots),
         )
-        memo, atlas = self.atlas.memo.setdefault(key, {}), self.atlas
+        memo, layout_table = self.layout_table.memo.setdefault(key, {}), self.layout_table
         if (whole := memo.get(id(splits))) is not None:
             return whole[1:]
         if new := [s for s in splits if s not in memo]:
             wanted = [self._layouts(rule, slot, new, operand=True) for slot in slots]
             wanted = [
-                column if grad[slot] else list(map(atlas.without_grad_partial, column))
+                column if grad[slot] else list(map(layout_table.without_grad_partial, column))
                 for slot, column in zip(slots, wanted, strict=True)
             ]
             result_layouts = [self._layouts(rule, k, new, operand=False) for k in range(count)]
             memo.update(zip(new, zip(*wanted, *result_layouts, strict=True), strict=True))
-        rows = [atlas.column(column) for column in zip(*map(memo.__getitem__, splits), strict=True)]
+        rows = [
+            layout_table.column(column)
+            for column in zip(*map(memo.__getitem__, splits), strict=True)
+        ]
         wants = dict(zip(slots, rows, strict=False))
         memo[id(splits)] = (
             splits,
@@ -342,7 +345,7 @@ class Kinds:
     def _cuts(self, splits: Sequence[Split]) -> SplitArrays:
         """What the splits cut into how many pieces; which axes cut what is read once for all meshes
         that offer the same splits."""
-        memo = self.atlas.memo.setdefault(("cuts",), {})
+        memo = self.layout_table.memo.setdefault(("cuts",), {})
         if id(splits) not in memo:
             memo[id(splits)] = splits, SplitArrays.axes(splits)
         return SplitArrays.at(splits, memo[id(splits)][1], self.sizes)
@@ -373,14 +376,14 @@ class Kinds:
             for choice in (*rule.choices, PENDING)
         }
         memo, result = (
-            self.atlas.memo.setdefault(("layouts", operand, len(dims), self.order), {}),
+            self.layout_table.memo.setdefault(("layouts", operand, len(dims), self.order), {}),
             [],
         )
         for s in splits:
             case = tuple([(place[choice], axes) for choice, axes in s.pairs])
             n = memo.get(case)
             if n is None:
-                n = memo[case] = self.atlas.number(reading(slot, s, self.order))
+                n = memo[case] = self.layout_table.number(reading(slot, s, self.order))
             result.append(n)
         return result
 
@@ -416,7 +419,7 @@ class Kinds:
         if self.pricer.topology.device.tile and kind:
             sizes = [
                 self.pricer.stored_bytes(
-                    local_shape(t.shape, self.atlas.layouts[n], self.sizes), t.dtype, kind
+                    local_shape(t.shape, self.layout_table.layouts[n], self.sizes), t.dtype, kind
                 )
                 for n in row.layouts
             ]

@@ -65,7 +65,7 @@ def test_a_way_costs_what_its_own_steps_cost(
             Layout((*x.dims[:whole], (), *x.dims[whole:]), x.partial, x.grad_partial)
             for x in (a, b)
         )
-    rows, columns = [PRICER.atlas.number(a)], [PRICER.atlas.number(b)]
+    rows, columns = [PRICER.layout_table.number(a)], [PRICER.layout_table.number(b)]
     forward, backward = table.table(shape, itemsize, rows, columns, grad)
     steps = reshard_steps(shape, a, b, tuple(SIZES.items()))
     if steps is None:
@@ -90,8 +90,8 @@ def test_shapes_that_pad_alike_share_their_way(monkeypatch: pytest.MonkeyPatch) 
     )
     fresh = pricer()
     rows = [
-        fresh.atlas.number(Layout(((), ("data",)))),
-        fresh.atlas.number(Layout((("data",), ()))),
+        fresh.layout_table.number(Layout(((), ("data",)))),
+        fresh.layout_table.number(Layout((("data",), ()))),
     ]
     for channels in range(8, 8 * 40, 8):
         fresh.conversions.table((channels, 7), 4.0, rows, rows, True)
@@ -124,7 +124,7 @@ def test_axes_that_keep_their_place_only_divide_what_moves(
     """What is derived without them costs what the steps between the whole layouts cost."""
     shape, price = (64, 32, 96), FINE.collective_s
     forward, backward = FINE.conversions.table(
-        shape, 2.0, [FINE.atlas.number(a)], [FINE.atlas.number(b)], grad
+        shape, 2.0, [FINE.layout_table.number(a)], [FINE.layout_table.number(b)], grad
     )
     steps = reshard_steps(shape, a, b, tuple(THREE.items()))
     if steps is None:
@@ -145,7 +145,7 @@ def test_pairs_that_differ_alike_are_derived_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         moves, "reshard_steps", lambda *args: met.append(args) or reshard_steps(*args)
     )
-    moves._evenly.cache_clear()  # it outlives an atlas
+    moves._evenly.cache_clear()  # it outlives a layout table
     fresh = pricer(THREE)
     stays = [
         ((), ()),
@@ -155,7 +155,9 @@ def test_pairs_that_differ_alike_are_derived_once(monkeypatch: pytest.MonkeyPatc
         (("data",), ("sequence",)),
     ]
     for first, second in stays:
-        pair = [fresh.atlas.number(Layout((first, second, last))) for last in (("model",), ())]
+        pair = [
+            fresh.layout_table.number(Layout((first, second, last))) for last in (("model",), ())
+        ]
         forward, _ = fresh.conversions.table((64, 64, 64), 2.0, pair[:1], pair[1:], True)
         cut = prod(THREE[x] for x in (*first, *second))
         assert forward[0, 0] == pytest.approx(

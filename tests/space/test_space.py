@@ -49,7 +49,7 @@ def space_of(
     model: int = 2,
     runtime: str = "jax-shard_map",
     fold: bool = True,
-    atlas: LayoutTable | None = None,
+    layout_table: LayoutTable | None = None,
     hardware: str = "h100-sxm",
     workload: str = "train",
     optimizer: str = "adamw",
@@ -61,7 +61,7 @@ def space_of(
         if [a.size for a in m.axes] == ([devices // model, model] if model > 1 else [devices])
     )
     recipe = load_recipe("bf16-mixed", optimizer)
-    pricer = Pricer(topology, mesh, load_runtime(runtime), recipe, atlas or LayoutTable())
+    pricer = Pricer(topology, mesh, load_runtime(runtime), recipe, layout_table or LayoutTable())
     asked = Workload(workload, batch=batch, optimizer=optimizer)
     base = GraphFacts.of(
         Model.open(source, asked, devices).graph(1), training=workload == "train", fold=fold
@@ -363,13 +363,13 @@ def test_conversions_priced_together_are_those_priced_one_by_one() -> None:
         if len({*x.dims[0], *x.dims[1], *x.partial, *x.grad_partial})
         == len([*x.dims[0], *x.dims[1], *x.partial, *x.grad_partial])
     ]
-    atlas = LayoutTable()
+    layout_table = LayoutTable()
     for mesh in [m for m in meshes(topology) if len(m.axes) == 2]:
         pricer = Pricer(
-            topology, mesh, load_runtime("jax-shard_map"), load_recipe("bf16-mixed"), atlas
+            topology, mesh, load_runtime("jax-shard_map"), load_recipe("bf16-mixed"), layout_table
         )
-        tables = Conversions(atlas, pricer)
-        numbers = [atlas.number(x) for x in layouts]
+        tables = Conversions(layout_table, pricer)
+        numbers = [layout_table.number(x) for x in layouts]
         for shape in ((64, 4096), (48, 30), (7, 5)):  # cut evenly, partly so, and hardly ever
             forward, backward = tables.table(shape, 2, numbers, numbers, True)
             for a, b in random_.sample(
@@ -441,7 +441,7 @@ def test_splits_priced_together_are_those_priced_one_by_one(source: str, batch: 
                 if row is not None:
                     layout = rule_of[i].operand(slot, split, order)
                     has = space.base.graph.nodes[i].inputs[slot] in space.base.grad
-                    assert space.pricer.atlas.layouts[row.layouts[0]] == (
+                    assert space.pricer.layout_table.layouts[row.layouts[0]] == (
                         layout if has else Layout(layout.dims, layout.partial)
                     )
 
@@ -516,12 +516,12 @@ def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
             ]
             joined = t.elements / sum(block) if block else 1.0
             wanted = tuple(
-                pricer.atlas.number(base.rules[v.node].operand(slot, split, tuple(sizes)))
+                pricer.layout_table.number(base.rules[v.node].operand(slot, split, tuple(sizes)))
                 for split in v.splits
             )
             priced = WeightCosts.of(costs.of(name, wanted, True))
             for k, n in enumerate(wanted):
-                need = pricer.atlas.layouts[n]
+                need = pricer.layout_table.layouts[n]
                 for level in ZERO_STAGES:
                     w = weight_plan(
                         base.graph,
