@@ -122,6 +122,8 @@ def options_of(verb: str) -> list[argparse.Action]:
     return [a for a in parser(verb)._actions if a.option_strings]
 
 
+SERVING = ("serve", "serving", "infer", "inference")
+"""Words that people try for what `plan MODEL --workload infer` does."""
 # verb -> (module:function under planner.commands, options, one line, example)
 VERBS: dict[str, tuple[str, Add, str, str]] = {
     "make": (
@@ -297,6 +299,8 @@ def choose_verb(argv: Sequence[str]) -> tuple[str, list[str]]:
         models = presets()
         near = closest(word.partition(",")[0], [*VERBS, *models])
         near = near and f"did you mean {'zoo:' + near if near in models else near!r}?"
+        if word in SERVING:
+            near = "plan MODEL --workload infer --prompt 2048 --generate 256 --concurrency 64"
         raise PlanError(
             "P001",
             f"{word!r} is no file and no command of this version",

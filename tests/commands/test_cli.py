@@ -531,6 +531,7 @@ def test_planning_never_imports_jax() -> None:
 ERRORS: list[tuple[list[str], str, int]] = [
     (["deploy", "s.json"], "P001", 2),
     (["exlpain"], "did you mean 'explain'?", 2),
+    (["serve", TINY], "plan MODEL --workload infer", 2),
     ([TINY], "P017", 2),
     ([TINY, "--devices", "0"], "P003", 2),
     ([TINY, "--devices", "eight"], "P003", 2),
