@@ -410,17 +410,20 @@ class GraphFacts(BasicFacts):
 
     @cached_property
     def handing_back(self) -> frozenset[int]:
-        """Nodes behind the loop over blocks whose result only the loss reads, which puts the
-        gradient in its place; none where there is no loop."""
+        """Nodes behind the repeated blocks, in a loop or written out, whose result only the loss
+        reads, which puts the gradient in its place; none where there are no such blocks."""
         graph = self.graph
 
         def readers(i: int) -> list[Node]:
             results = graph.nodes[i].outputs
             return [graph.nodes[j] for n in results for j, _ in graph.consumers.get(n, ())]
 
+        behind = self.epilogue
+        if self.end_of_blocks is not None:
+            behind = frozenset(range(self.end_of_blocks, len(graph.nodes)))
         return frozenset(
             i
-            for i in self.epilogue
+            for i in behind
             if readers(i) and all(operator_of(node.op).in_place for node in readers(i))
         )
 

@@ -297,7 +297,9 @@ def working_of(
     in_place = base.written_out or pricer.topology.device.kind == "tpu" or (apart and looped)
     if trained and in_place and operator.fusible:
         size = np.where(weights, ins + outs, np.maximum(ins, outs))
-    if trained and not pricer.runtime.partitioned and i in base.handing_back:
+    # Walked operator by operator, what the loss saved is gone while the head's product runs.
+    there = not (base.written_out and rule.flops) and i in base.handing_back
+    if trained and not pricer.runtime.partitioned and there:
         size = size - outs
     if not base.training:
         # An elementwise result takes its operand's place, but not that of a convolution.

@@ -23,11 +23,13 @@ def test_written_out_blocks_do_not_wait_for_the_head(source: str, biased: bool) 
 
 @pytest.mark.parametrize("source", ["zoo:gpt-tiny", "zoo:modernbert-tiny"])
 def test_nor_is_it_priced_so(source: str) -> None:
-    """No product behind the blocks is put off, but those inside."""
+    """Logits are counted once, and no product behind the blocks is put off, but those inside."""
     model = Model.open(source, Workload("train", batch=8), 4)
     base = GraphFacts.of(model.graph(1), training=True).without_loops
     end = base.end_of_blocks
     assert end is not None
+    assert all(i >= end for i in base.handing_back)
+    assert len(base.handing_back) == 1
     nodes = range(len(base.graph.nodes))
     assert not any(puts_off(base, i) for i in nodes if i >= end)
     assert any(puts_off(base, i) for i in nodes if i < end)

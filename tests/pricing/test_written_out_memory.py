@@ -96,6 +96,17 @@ def test_logits_are_counted_once_while_the_head_runs_backward(
     assert float(live.gradients[-2]) == pytest.approx(head if micro > 1 else head / 8, rel=0.05)
 
 
+def test_a_bias_of_logits_hands_their_gradient_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lies where the logits lay, while the sum and while the product before it run backward."""
+    model = "modernbert-base,layers=3,seq=512"
+    _, parts, ops = parts_of(model, monkeypatch, "dp=8,zero=1,micro=1")
+    live = parts.liveness
+    assert live is not None and ops[-3:] == ["MatMul", "Add", "CrossEntropyLoss"]
+    logits = 16 // 8 * 512 * 50368 * 2
+    for at in (-3, -2):
+        assert 0.99 * logits <= float(live.temporary[at]) / 1.04 < 1.1 * logits
+
+
 @pytest.mark.parametrize(
     ("model", "batch", "pins", "compiled"),
     [
