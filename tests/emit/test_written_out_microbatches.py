@@ -34,6 +34,15 @@ def test_blocks_whose_weights_all_train_wait(
     assert (WAITS in planner.emit(made, f"zoo:{model}")) is waits
 
 
+def test_gradients_that_are_equal_everywhere_keep_their_type(tmp_path: Path) -> None:
+    """Those of a state space's A, which weights alone follow from, are summed inside the block."""
+    pins = "dp=2,micro=1,blocks=written-out"
+    made = planner.plan("zoo:ssm-tiny", devices=2, batch=4, pins=pins, baselines=False)
+    assert WAITS in planner.emit(made, "zoo:ssm-tiny")
+    made.save(tmp_path / "a.json")
+    assert main(["verify", str(tmp_path / "a.json"), "--model", "zoo:ssm-tiny"]) == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["bert-tiny", "vit-tiny", "t5-tiny"])
 def test_such_programs_are_verified(model: str, tmp_path: Path) -> None:

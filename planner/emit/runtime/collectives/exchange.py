@@ -113,8 +113,20 @@ def lean(function):
 def at_once(function):
     """A function of whose operands' gradients none is used before all are made."""
     identity = jax.custom_vjp(lambda *operands: operands)
-    identity.defvjp(lambda *x: (x, None), lambda _, gradients: lax.optimization_barrier(gradients))
+    identity.defvjp(lambda *x: (x, None), lambda _, gradients: waiting(gradients))
     return lambda *operands: function(*identity(*operands))
+
+
+def waiting(values):
+    """Values of which none is used before all are there. Those that vary over fewer mesh axes than
+    the first that varies over most are left alone: a barrier would change their type."""
+    leaves, tree = jax.tree.flatten(values)
+    axes = [jax.typeof(v).manual_axis_type.varying for v in leaves]
+    most = max(axes, key=len)
+    tied = [k for k, own in enumerate(axes) if own == most]
+    for k, v in zip(tied, lax.optimization_barrier([leaves[k] for k in tied]), strict=True):
+        leaves[k] = v
+    return jax.tree.unflatten(tree, leaves)
 
 
 def save_names(*names):
