@@ -88,8 +88,10 @@ def test_a_numbered_name_that_is_stored_is_a_module() -> None:
 
 def test_zeros_of_modules_are_parted() -> None:
     """Filters of zeros, as folding a norm leaves them whose scale begins at zero, were one for all
-    layers; others that an exporter writes under two names are."""
-    for values, count in ((np.zeros((4, 4), np.float32), 2), (rand(4, 4, seed=1), 1)):
+    layers, and so were values that begin as the identity (ConViT); others that an exporter writes
+    under two names are."""
+    undrawn = np.zeros((4, 4), np.float32), np.eye(4, dtype=np.float32)
+    for values, count in (*((x, 2) for x in undrawn), (rand(4, 4, seed=1), 1)):
         made = traced(["m.fc1", "m.fc2"], share_weight=True)
         made.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(values, "m.fc1.weight"))
         direct = read_model(made)

@@ -515,6 +515,26 @@ def test_filters_that_are_standardised_train() -> None:
     training(read_model(made), microbatches=2)  # no statistics of the batch
 
 
+def test_statistics_of_batch_norms_are_no_parameters_whatever_they_are_called() -> None:
+    """Paddle calls them batch_norm2d_0.w_1 and .w_2: training them was proposed."""
+    made = model(
+        "(float[2,4,8,8] x) => (float[2,6,6,6] y) { f = Conv(x, w)"
+        " y = BatchNormalization(f, gain, shift, mean, var) }",
+        w=rand(6, 4, 3, 3),
+        gain=rand(6),
+        shift=rand(6),
+        mean=rand(6),
+        var=np.ones(6, np.float32),
+    )
+    for node in made.graph.node:
+        node.input[:] = [f"norm.{i}" if i in ("mean", "var") else i for i in node.input]
+    for tensor in made.graph.initializer:
+        tensor.name = f"norm.{tensor.name}" if tensor.name in ("mean", "var") else tensor.name
+    graph = read_model(made)
+    assert graph.trainable == {"w", "gain", "shift"}
+    assert not any(getattr(note, "kind", "") == "frozen" for note in graph.notes)
+
+
 def test_statistics_beside_standardised_filters_are_no_parameters() -> None:
     """The older exporter computes them of a copy that lies the other way, and nothing reads what
     they become: 39 % of NFNet-F0's parameters were such copies."""

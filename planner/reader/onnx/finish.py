@@ -61,11 +61,14 @@ def finish(draft: Draft) -> Graph:
         raise PlanError("P114", "every output of the model is constant: there is nothing to plan")
     weights, constants = _roles(draft, trainable)
     scales = {n for op in draft.ops if op.op in _OF_EIGHT_BITS for n in op.inputs[1:]}
+    statistics = {
+        n for op in draft.ops for slot, n in enumerate(op.inputs) if (op.op, slot) in STATE
+    }
     idle = [
         w
         for w in weights
         if named(w)
-        and w not in scales
+        and w not in scales | statistics
         and w not in trainable
         and draft.is_float(w)
         and not draft.records.buffer(w)

@@ -24,7 +24,8 @@ temperatures; filters that are standardised).
 Not: what the file says is a buffer, running statistics, other scalars, other tables of rank two and
 more that are added or multiplied, anything quantised. Exporters merge initializers of equal value:
 scales of one and biases of zero that belong to different modules are parted again here, and
-filters of zeros, which a norm whose scale begins at zero leaves when it is folded.
+filters of zeros, which a norm whose scale begins at zero leaves when it is folded, or matrices that
+begin as the identity.
 """
 
 from __future__ import annotations
@@ -392,7 +393,7 @@ def resolve_ties(draft: Draft) -> list[Use]:
             for u in by_leaf[leaf]
             if u.kind in ("scale", "bias") and (u.direct or _view(draft, u, readers) is not None)
         ]
-        if _are_zeros(draft, leaf, by_leaf[leaf]):
+        if _made_alike(draft, leaf, by_leaf[leaf]):
             soft = by_leaf[leaf]
         elif len(soft) != len(by_leaf[leaf]) or not (
             _may_part(draft, leaf) or _of_one_module(leaf, soft, shared)
@@ -448,17 +449,22 @@ def _may_part(draft: Draft, leaf: str) -> bool:
     return (ref is not None and ref.kind != "inline") or draft.splat(leaf) is not None
 
 
-def _are_zeros(draft: Draft, leaf: str, uses: list[Use]) -> bool:
-    """Whether a leaf is filters or a matrix of zeros that several products read: no model shares
-    those."""
+def _made_alike(draft: Draft, leaf: str, uses: list[Use]) -> bool:
+    """Whether a leaf is filters or a matrix that several products read and nobody drew: no model
+    shares those."""
     products = ("Conv", "ConvTranspose", "MatMul")
     apart = len(uses) > 1 and all(u.direct and u.op.op in products for u in uses)
-    return apart and _all_zeros(draft, leaf)
+    return apart and _undrawn(draft, leaf)
 
 
-def _all_zeros(draft: Draft, leaf: str) -> bool:
+def _undrawn(draft: Draft, leaf: str) -> bool:
+    """Whether a leaf has two numbers or fewer: zeros, the identity."""
     values = draft.value(leaf)
-    return values is not None and not values.any()
+    if values is None or not values.size:
+        return False
+    flat = values.reshape(-1)
+    rest = flat[flat != flat[0]]
+    return not rest.size or bool((rest == rest[0]).all())
 
 
 def _called_together(by_leaf: dict[str, list[Use]]) -> set[str]:
@@ -527,7 +533,7 @@ def _join_copies(draft: Draft, by_leaf: dict[str, list[Use]]) -> bool:
         names = [n for n in (origin, *copies) if n in draft.refs]
         own = [u for n in names for u in by_leaf.get(n, ())]
         soft = all(u.kind in ("scale", "bias") for u in own) and _may_part(draft, origin)
-        if soft or _all_zeros(draft, names[0]):
+        if soft or _undrawn(draft, names[0]):
             kept += len(copies)
             continue
         first = names[0]
