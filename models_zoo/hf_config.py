@@ -71,8 +71,10 @@ _QWEN_VL = {
     "rope_theta": 1e6,
     "vocab_size": 152064,
 }
+_GLM_4V = {"attention_bias": True, "vocab_size": 151424}
 TEXTS: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "glm4v_moe_text": ("glm4_moe", {"attention_bias": True, "vocab_size": 151424}),
+    "Glm4vMoe_text": ("glm4_moe", _GLM_4V),  # as saved up to transformers 4.57
+    "glm4v_moe_text": ("glm4_moe", _GLM_4V),
     "glm4v_text": ("glm4", {}),
     "qwen2_5_vl_text": ("qwen2", _QWEN_VL),
     "qwen2_vl_text": ("qwen2", _QWEN_VL),

@@ -81,7 +81,7 @@ def _global_heads(f: Fields, kinds: str, *, same: bool) -> dict[str, Any]:
     owns = list(table.values()) if isinstance(table, dict) else []
     if (
         not owns
-        or set(table) != wanted
+        or {key.lstrip("0") or "0" for key in table} != wanted  # as saved: "05" beside "11"
         or any(not isinstance(own, dict) or own != owns[0] for own in owns)
         or set(owns[0]) - {"head_dim", "num_key_value_heads"}
     ):
