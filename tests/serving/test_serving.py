@@ -12,6 +12,7 @@ import pytest
 
 import models_zoo
 from benchmarks.decode_bytes import CASES, apart
+from costmodels.hardware.device import load_device
 from planner.cache.folder import Cache
 from planner.cli import main
 from planner.commands.programs import write_files
@@ -426,7 +427,9 @@ def test_int8_weights_are_what_the_page_says(source, tmp_path) -> None:
     ["zoo:llama3-8b,layers=4", pytest.param("zoo:mixtral-8x7b,layers=2", marks=pytest.mark.slow)],
 )
 def test_a_byte_a_weight_is_read_as_such(source) -> None:
-    """Priced alone: as products quantised to int8, and experts too; the cache stays as it is."""
+    """Priced alone: as products quantised to int8, and experts too; the cache stays as it is. A
+    step is shorter by the time of the bytes that are not read, of which sequences of so few leave
+    some experts' alone."""
     ask = {"prompt": 512, "generate": 64, "concurrency": 16, "devices": 4}
     wide, narrow, int8 = (
         {r["label"]: r for r in serve(source, **ask, **more).rows if r["label"].startswith("tp=")}
@@ -437,8 +440,11 @@ def test_a_byte_a_weight_is_read_as_such(source) -> None:
         assert row["cache_bytes"] == wide[label]["cache_bytes"]
         assert row["tpot_s"] <= int8[label]["tpot_s"] <= wide[label]["tpot_s"]
     few = min(narrow)
-    halved = 0.6 if "mixtral" in source else 0.75
-    assert narrow[few]["tpot_s"] < halved * wide[few]["tpot_s"]
+    saved_bytes = wide[few]["weights_bytes"] - narrow[few]["weights_bytes"]
+    assert saved_bytes > 0.49 * wide[few]["weights_bytes"]
+    least_s = saved_bytes / load_device("h100-sxm").memory_bytes_per_s
+    shorter_s = wide[few]["tpot_s"] - narrow[few]["tpot_s"]
+    assert shorter_s > (0.75 if "mixtral" in source else 1.0) * least_s
 
 
 def test_figures_add_up_and_the_cache_is_what_a_hand_counts() -> None:
