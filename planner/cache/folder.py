@@ -58,7 +58,12 @@ class Cache:
     @classmethod
     def chosen(cls, given: str | Path | None = None) -> Cache | None:
         """The cache of an option's value, or of the environment; None where it is off or there is
-        no home. Raises PlanError P056 for an option that names a file."""
+        no home. Raises PlanError P056 for an option that names a file,
+        P018 for one that names nothing."""
+        if isinstance(given, bool):
+            raise PlanError(
+                "P018", f"cache={given}: a folder expected", help=["cache=None keeps nothing"]
+            )
         name = str(given) if given is not None else os.environ.get(VARIABLE, "")
         if name == OFF:
             return None

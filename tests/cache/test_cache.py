@@ -424,6 +424,12 @@ def test_many_may_write_at_once(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == [f"{KEY}.json"]
 
 
+def test_a_switch_is_no_folder() -> None:
+    with pytest.raises(PlanError, match="P018") as error:
+        planner.plan("zoo:mlp-tiny", devices=2, cache=False)  # type: ignore[arg-type]
+    assert error.value.help == ("cache=None keeps nothing",)
+
+
 def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     made = planner.plan(
