@@ -45,7 +45,7 @@ class Case:
     """One program. rows: batch of one microbatch on one device under data parallelism."""
 
     model: str
-    zero: int = 0
+    zero_stage: int = 0
     microbatches: int = 1
     recompute: str = "none"
     precision: str = "fp32"
@@ -140,17 +140,17 @@ def check(case: Case, devices: int, target: Target) -> dict[str, Any]:
         workload="train",
         compute="bfloat16" if case.precision == "bf16-mixed" else "float32",
     )
-    found = compile_ahead(
+    compiled = compile_ahead(
         program, "train", target, "float32" if case.precision == "fp32" else "bfloat16", devices
     )
     return {
         "case": case.name,
         "predicted": predicted.total,
         **asdict(predicted),
-        "compiled": found.peak_bytes,
-        "arguments": found.argument_bytes,
-        "temporaries": found.temporary_bytes,
-        "ratio": round(predicted.total / found.peak_bytes, 3),
+        "compiled": compiled.peak_bytes,
+        "arguments": compiled.argument_bytes,
+        "temporaries": compiled.temporary_bytes,
+        "ratio": round(predicted.total / compiled.peak_bytes, 3),
         "seconds": round(time.perf_counter() - start, 1),
     }
 
