@@ -60,8 +60,8 @@ plan --version
 plan --completion fish
 annotate p.json --model m.onnx -o m2.onnx
 annotate p.json --model m.onnx -o m2.onnx --force
-export for.json --to maxtext -o p.yml
-export for.json --model {SPEC} --to maxtext -o p.yml --force
+export megatron.json --to maxtext -o p.yml
+export megatron.json --model {SPEC} --to maxtext -o p.yml --force
 import mega.yaml --from megatron --model {SPEC} --devices 2 --batch 8 {TRAINING} {MACHINE} -o i.json --quiet --force
 import mega.yaml --model {SPEC} --topology two.toml --batch 8 {TIED} -o i.json --force --quiet
 import mega.yaml --model {SPEC} --devices 2 --tokens-per-step 128 {LORA} -o i.json --force --quiet
@@ -125,7 +125,7 @@ that is known."""
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the calls read: a plan and its model, a model with open sizes, a machine, checkpoints,
+    """What the calls read: a plan and its model, one for a launcher, a model with open sizes, a machine, checkpoints,
     another launcher's file, a contest problem."""
     at = tmp_path_factory.mktemp("calls")
     onnx.save(models_zoo.build("zoo:mlp-tiny"), at / "m.onnx")
@@ -150,6 +150,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         == 0
     )
+    planned = ["--devices", "2", "--batch", "8", "--for", "megatron", "--quiet", "-o"]
+    assert main([SPEC, *planned, str(at / "megatron.json")]) == 0
     (at / "two.toml").write_text(
         'device = "h100-sxm"\n[[level]]\nname = "nvlink"\nsize = 2\nbandwidth = "450 GB/s"\nlatency'
         ' = "2 us"\n'
