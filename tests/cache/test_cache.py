@@ -533,7 +533,7 @@ def test_a_search_that_was_cut_short_is_not_kept(tmp_path: Path) -> None:
             "zoo:llama3-8b,layers=2",
             devices=2,
             batch=8,
-            memory_limit_bytes=2**20,
+            memory_limit_bytes=6 * 10**9,
             remedies=False,
             cache=known,
         )
