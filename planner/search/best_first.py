@@ -96,7 +96,7 @@ ROUNDS = 3
 SETTLING = 2_000_000_000
 """Entries of tables that may be worked through, when all is solved, to raise bounds of nodes that
 were not."""
-WORK_FACTOR, SOLVE_AGAIN_WORK = 200, 200_000_000
+WORK_FACTOR, SOLVE_AGAIN_WORK = 100, 200_000_000
 """A search node whose solve the work limit cut is solved again with so many times the work, least
 bounds first, until so many units are spent on that: by a family and those of finer meshes that
 follow it."""
