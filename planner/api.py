@@ -102,8 +102,9 @@ def plan(
     """Search for the best way to spread a model over a machine.
 
     source: an ONNX file, `zoo:SPEC`, a Hugging Face config.json, or an onnx ModelProto. Exactly one
-    of hardware (with devices) and topology describes the machine. remedies: where nothing fits,
-    plan what would help and say it in the error. cache: a folder where searches are kept and
+    of hardware (with devices) and topology describes the machine. pins: a TOML file, the short form
+    (tp=8,micro=2), or a dict of such a file's tables. remedies: where nothing fits, plan what would
+    help and say it in the error. cache: a folder where searches are kept and
     recalled from (planner.cache.folder); it changes no answer. incremental: where the cache has the
     search of a model like this one, decide anew only what changed (planner.search.incremental);
     other plans are then not looked at. backend: of the program that is to be written; what such a

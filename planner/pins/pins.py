@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
 SECTIONS = ("mesh", "techniques", "forbid")
 """Tables of a TOML file that are no globs."""
+PINS_FORMS = "a TOML file, or the short form tp=8,micro=2"
 AXES = re.compile(r"stage|(data|fsdp|tensor|sequence|expert|replicated)\d*")
 """Axes of the short form; a TOML file may name others."""
 ORDER = (STAGE, "replicated", "data", "fsdp", "expert", "sequence", "tensor")
@@ -371,19 +372,26 @@ def _names(node: Node, labels: Mapping[str, str]) -> Iterator[str]:
     return filter(None, names)
 
 
-def parse_pins(text: str | Path | None) -> Pins:
-    """Pins from a TOML file or the short form; "" or None gives none."""
+def parse_pins(text: str | Path | Mapping[str, Any] | None) -> Pins:
+    """Pins from a TOML file, the short form, or a table as such a file holds; "" or None gives
+    none."""
     if not text:
         return Pins()
+    if isinstance(text, Mapping):
+        return from_table(text)
+    if not isinstance(text, str | Path):
+        raise PlanError(
+            "P020",
+            f"pins are {text!r} ({type(text).__name__})",
+            help=[f"{PINS_FORMS}, or a dict such as {{'mesh': {{'tensor': 8}}}}"],
+        )
     if "=" in str(text) and not exists(text):
         return _short(str(text))
     try:
         data = read_toml(text)
     except OSError as e:
         raise PlanError(
-            "P020",
-            f"cannot read pins {str(text)!r}: {e.strerror}",
-            help=["a TOML file, or the short form tp=8,micro=2"],
+            "P020", f"cannot read pins {str(text)!r}: {e.strerror}", help=[PINS_FORMS]
         ) from e
     except ValueError as e:
         raise PlanError("P020", f"{text} is not TOML: {e}") from e

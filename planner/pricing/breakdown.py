@@ -9,13 +9,16 @@ arithmetic, memory bandwidth or the launch floor, whichever of the roofline's th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from planner.execution import collectives
 from planner.execution.collective import CollectiveUse
+from planner.execution.engine import Engine, engine_of
 from planner.execution.pipeline import Pipeline, pipeline_of
+from planner.execution.uneven_collectives import chunk_ticks, uneven_schedule, uneven_stages
 from planner.execution.weights_apart import waiting_share, weights_apart
 from planner.graph.ir import Node
 from planner.ops import operator_of
@@ -41,7 +44,8 @@ def details(
 ) -> dict[str, Row]:
     """Id of the first node of each class -> its row (planner.strategy.types.DetailTable). Seconds
     are of one pass in `kernels.forward_s` and `backward_s`, of a step elsewhere."""
-    pipeline, again = pipeline_of(base.graph, flow.plan), recomputed_nodes(flow, runs)
+    pipeline, uneven = pipeline_of(base.graph, flow.plan), engine_of(flow.plan) is Engine.UNEVEN
+    again = _recomputed_in_stages(flow, pricer) if uneven else recomputed_nodes(flow, runs)
     members: dict[int, list[int]] = {}
     for i, first in enumerate(base.shared):
         members.setdefault(first, []).append(i)
@@ -68,11 +72,15 @@ def details(
                 i,
                 split,
                 pricer,
-                _turns(pipeline, alike, flow.plan.microbatches, lockstep),
-                i in again or late_again,
+                (
+                    _turns_on_stages(flow, alike)
+                    if uneven
+                    else _turns(pipeline, alike, flow.plan.microbatches, lockstep)
+                ),
+                any(k in again for k in alike) if uneven else i in again or late_again,
                 _apart_less(pipeline, alike, waiting_share(node, flow.grad, waiting)),
             ),
-            "moves": _moves(base, alike, uses, pricer),
+            "moves": _moves(_moved(base, alike, by_name=uneven), uses, pricer),
         }
     return rows
 
@@ -115,6 +123,30 @@ def _turns(
             (pipeline.forward_passes(k) - pipeline.useful_passes(k)) * pipeline.stage_share(k)
             for k in alike
         )
+    )
+
+
+def _turns_on_stages(flow: Flow, alike: Sequence[int]) -> tuple[int, float]:
+    """(passes, passes in bubbles) of a class's nodes on a device of the stage that has most of
+    them, of stages that are cut anywhere."""
+    stages, schedule = uneven_stages(flow), uneven_schedule(flow)
+    of_stage: Counter[int] = Counter()
+    for k, nodes in enumerate(stages.nodes):
+        held = len({*nodes}.intersection(alike))
+        of_stage[stages.stage_of_chunk(k)] += held * stages.microbatches_per_place(k)
+    most = max(of_stage.values())
+    in_bubbles = most * (schedule.stages - 1) / schedule.virtual_stages
+    return most * schedule.microbatches, in_bubbles
+
+
+def _recomputed_in_stages(flow: Flow, pricer: Pricer) -> frozenset[int]:
+    """Nodes whose kernels run a second time in the backward pass of their stage."""
+    return frozenset(
+        i
+        for tick in chunk_ticks(flow, pricer.itemsize)
+        if tick.recomputed is not None
+        for i, result in tick.recomputed.nodes.items()
+        if result
     )
 
 
@@ -176,10 +208,7 @@ def _priced_with(pricer: Pricer, **rates: Any) -> Pricer:
 
 
 def _moves(
-    base: GraphFacts,
-    alike: Sequence[int],
-    uses: Mapping[str, Sequence[CollectiveUse]],
-    pricer: Pricer,
+    moved: Mapping[str, Sequence[str]], uses: Mapping[str, Sequence[CollectiveUse]], pricer: Pricer
 ) -> list[Row]:
     """The collectives on operands and results of a class's nodes and inside their kernels, the
     costliest first, by the names of the first of them.
@@ -188,7 +217,7 @@ def _moves(
     at each.
     """
     result: dict[tuple[str, str, str, str], Row] = {}
-    for what, names in _moved(base, alike).items():
+    for what, names in moved.items():
         for use in (use for name in names for use in uses.get(name, ())):
             axes = "+".join(use.axes)
             row = result.setdefault(
@@ -211,18 +240,28 @@ def _moves(
     )
 
 
-def _moved(base: GraphFacts, alike: Sequence[int]) -> dict[str, list[str]]:
+def _moved(base: GraphFacts, alike: Sequence[int], *, by_name: bool) -> dict[str, list[str]]:
     """What collectives on a class's nodes are listed under -> under which names: activations of all
-    repeats under those of the first, every weight under its own."""
+    repeats under those of the first or, by name, each under its own, as every weight."""
     graph, labels = base.graph, base.graph.labels
     node = graph.nodes[alike[0]]
-    labels_of = {}
-    for slot, t in enumerate(node.inputs):
-        same = [graph.nodes[k].inputs[slot] for k in alike] if t in graph.weights else [t]
-        if t:
-            labels_of[labels.get(t, t)] = list(dict.fromkeys(labels.get(s, s) for s in same))
-    return {
-        **labels_of,
-        **{labels.get(t, t): [labels.get(t, t)] for t in node.outputs if t},
-        node.id: [node.id],
+
+    def names(first: str, of_all: Iterable[str]) -> list[str]:
+        of_each = of_all if by_name or first in graph.weights else [first]
+        return list(dict.fromkeys(labels.get(t, t) for t in of_each))
+
+    tensors = {
+        labels.get(t, t): names(t, (sides(graph.nodes[k])[slot] for k in alike))
+        for sides in (_inputs, _outputs)
+        for slot, t in enumerate(sides(node))
+        if t
     }
+    return {**tensors, node.id: [graph.nodes[k].id for k in alike] if by_name else [node.id]}
+
+
+def _inputs(node: Node) -> Sequence[str]:
+    return node.inputs
+
+
+def _outputs(node: Node) -> Sequence[str]:
+    return node.outputs

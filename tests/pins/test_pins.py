@@ -688,3 +688,18 @@ def test_copies_of_fsdp_groups() -> None:
     } == {"fsdp"}
     alone = planner.plan(GPT, devices=8, batch=16, pins="fsdp=4,micro=1", baselines=False)
     assert alone.mesh_shape == s.mesh_shape, "what is left are copies"
+
+
+def test_pins_of_a_program_are_a_table_as_a_file_has_it() -> None:
+    table = {
+        "mesh": {"dp": 2, "tp": [2, 4]},
+        "techniques": {"microbatches": 2},
+        "*.up_proj": {"split": {"n": ["tp"]}},
+    }
+    pins = parse_pins(table)
+    assert pins.mesh == {"data": (2,), "tensor": (2, 4)}
+    assert pins.techniques == {"microbatches": 2}
+    assert pins.nodes == {"*.up_proj": {"split": {"n": ["tensor"]}}}
+    with pytest.raises(PlanError, match=r"pins are \['tp=8'\] \(list\)") as refused:
+        parse_pins(["tp=8"])  # type: ignore[arg-type]
+    assert refused.value.code == "P020"

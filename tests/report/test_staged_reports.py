@@ -426,3 +426,28 @@ def test_differences_name_what_the_program_names(pins: str) -> None:
     assert {
         u.what for u in uses if u.phase in ("forward", "backward") and u.axes == ("tensor",)
     } <= said
+
+
+def test_a_node_of_stages_cut_anywhere_counts_what_one_device_runs() -> None:
+    """Two stages of a model whose four layers are two dense ones and two with experts: both
+    attentions of the dense layers are on the first stage, which recomputes them."""
+    made = planner.plan(
+        "zoo:deepseek-tiny,layers=4,dense_layers=2",
+        devices=4,
+        batch=8,
+        precision="fp32",
+        hardware=str(Path(__file__).parents[2] / "benchmarks" / "eager.toml"),
+        baselines=False,
+        pins="pp=2,expert=2,micro=2,schedule=1f1b",
+    )
+    assert made.techniques["cuts"] == ["/model/layers.2/mlp/Add"]
+    dense, routed = "/model/layers.0/self_attn/Attention", "/model/layers.2/self_attn/Attention"
+    experts = "/model/layers.2/mlp/ReduceSum_4"
+    kernels = {n: made.details[n]["kernels"] for n in (dense, routed, experts)}
+    assert [kernels[n]["times"] for n in (dense, routed, experts)] == [4, 2, 4]
+    assert [kernels[n]["again"] for n in (dense, routed, experts)] == [True, True, False]
+    one = 2 * kernels[dense]["forward_s"] + kernels[dense]["backward_s"]
+    assert kernels[dense]["step_s"] == pytest.approx(4 * one)
+    assert kernels[dense]["bubble_s"] == pytest.approx(2 * one)  # one of three ticks, two layers
+    sent = {(m["kind"], m["phase"]) for m in made.details[experts]["moves"]}
+    assert {("all-gather", "forward"), ("reduce-scatter", "backward")} <= sent
