@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -440,22 +440,32 @@ class GraphFacts(BasicFacts):
     def has_its_place(self, i: int) -> bool:
         """Whether all results of node i are the graph's, of a forward pass alone, or lie where
         element-wise operators, one after the other, make one of them (a head's capped logits)."""
-        results = [name for name in self.graph.nodes[i].outputs if name]
-        return not self.training and all(
-            (i, -1 - k) in self.residuals or self._becomes_result(name)
-            for k, name in enumerate(results)
-        )
+        return not self.training and i in self._having_their_place
 
-    def _becomes_result(self, name: str) -> bool:
-        """Whether one element-wise operator alone reads a tensor, and its result, as large, has its
-        place. Those between convolutions are no such: they lie in another order of dims."""
+    @cached_property
+    def _having_their_place(self) -> frozenset[int]:
+        """From the last node to the first: a chain of operators may be as long as the graph."""
+        there: set[int] = set()
+        for i in reversed(range(len(self.graph.nodes))):
+            results = [name for name in self.graph.nodes[i].outputs if name]
+            if all(
+                (i, -1 - k) in self.residuals or self._becomes_one_of(there, name)
+                for k, name in enumerate(results)
+            ):
+                there.add(i)
+        return frozenset(there)
+
+    def _becomes_one_of(self, there: Set[int], name: str) -> bool:
+        """Whether one element-wise operator alone reads a tensor, and is one of those whose result,
+        as large, has its place. Those between convolutions are no such: they lie in another order
+        of dims."""
         graph, reading = self.graph, self.graph.consumers.get(name, ())
         if len(reading) != 1 or graph.tensors[name].shape in self.images:
             return False
         node = graph.nodes[reading[0][0]]
         made, tensor = [graph.tensors[n] for n in node.outputs if n], graph.tensors[name]
         alike = [(t.shape, t.dtype) for t in made] == [(tensor.shape, tensor.dtype)]
-        return alike and operator_of(node.op).fusible and self.has_its_place(reading[0][0])
+        return alike and operator_of(node.op).fusible and reading[0][0] in there
 
     @cached_property
     def passing(self) -> PassingGradients:

@@ -182,8 +182,8 @@ class Topology:
             for name, size in (
                 (axis.name, size)
                 for axis in reversed(mesh.axes)
-                for level, size in axis.parts
-                if level == i
+                for outward, size in axis.parts
+                if outward == i
             ):
                 reach *= size
                 if name in axes:
