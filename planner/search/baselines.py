@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.execution.techniques import TECHNIQUES
 from planner.machine.mesh_choices import meshes, pinned_mesh
 from planner.machine.topology import Mesh
 from planner.pins.pins import Pins
@@ -84,7 +85,10 @@ def _freed(search: Solving) -> Solving:
     """The search that baselines are tuned by which keep no pin of a mesh or of a ZeRO stage: where
     such a pin leaves loops over blocks alone, one whose programs may have blocks written out."""
     request = search.request
-    kept = {k: v for k, v in request.pins.techniques.items() if k not in NOT_KEPT}
+    staged = {t.name for t in TECHNIQUES if t.staged}  # they ask for the mesh that is left aside
+    kept = {
+        k: v for k, v in request.pins.techniques.items() if k not in NOT_KEPT and k not in staged
+    }
     freed = Pins(techniques=kept)
     if request.written_out_up_to or not replace(request, pins=freed).written_out_up_to:
         return search

@@ -128,3 +128,11 @@ def test_baselines_that_keep_no_pin_may_have_their_blocks_written_out(pins: str)
     assert free.chosen.blocks == "written-out" and pinned.chosen.blocks == "looped"
     for name in ("data_parallel", "megatron"):
         assert pinned.baselines[name] == free.baselines[name]
+
+
+def test_baselines_beside_pinned_widths_of_stages() -> None:
+    """They keep no pin of stages, so none of the widths of these either."""
+    pins = "pp=3,dp=2,widths=2+1,micro=4"
+    made = planner.plan("zoo:resnet-tiny", devices=6, batch=96, pins=pins)
+    assert made.chosen.stage_widths == (2, 1)
+    assert "data_parallel" in made.baselines
