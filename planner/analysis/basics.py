@@ -55,6 +55,16 @@ class BasicFacts:
         )
 
     @cached_property
+    def nodes_in_repeat(self) -> Mapping[int, tuple[int, ...]]:
+        """Class of nodes of repeated blocks -> its nodes in the first repeat."""
+        result: dict[int, tuple[int, ...]] = {}
+        for first, period, _ in self.runs:
+            for i in range(first, first + period):
+                c = self.shared[i]
+                result[c] = (*result.get(c, ()), i)
+        return result
+
+    @cached_property
     def cut_by_zero(self) -> frozenset[str]:
         """Tensors with a gradient, and weights without one that ZeRO stage 3 cuts all the same."""
         return self.grad | zero_stage_frozen(self.graph, self.grad)

@@ -13,12 +13,19 @@ from functools import cache, cached_property
 from itertools import chain
 
 from costmodels.liveness import PassingGradients
+from planner.analysis.alike_layers import alike_in_blocks
 from planner.analysis.axis_roles import purposes
 from planner.analysis.basics import BasicFacts, repeat_starts, saved_in
 from planner.analysis.batch_factor import batch_factors
 from planner.analysis.columns_rows import RANK_DIMS
 from planner.analysis.passing import find_passing
-from planner.analysis.recompute_demand import Hop, demand_of, find_demanded
+from planner.analysis.recompute_demand import (
+    AlikeDemand,
+    Hop,
+    alike_demands,
+    demand_of,
+    find_demanded,
+)
 from planner.analysis.residuals import find_gathered, find_residuals
 from planner.analysis.saved_collectives import Ways, find_saved_collectives
 from planner.analysis.stage_places import places
@@ -122,6 +129,53 @@ class GraphFacts(BasicFacts):
         with other repeats."""
         return self
 
+    @cached_property
+    def tied(self) -> GraphFacts:
+        """The facts that a search looks at: layers that are alike inside a block decide alike, too
+        (planner.analysis.alike_layers)."""
+        first_repeats = [i for first, period, _ in self.runs for i in range(first, first + period)]
+        kinds = {
+            i: (
+                self.form(i),
+                tuple(self.stacks.get(n) for n in self.graph.nodes[i].inputs),
+                i in self.gated.nodes,
+                i in self.looped,
+            )
+            for i in first_repeats
+        }
+        alike = alike_in_blocks(self.graph, self.runs, kinds)
+        if not alike:
+            return self
+        shared = tuple(alike.get(first, first) for first in self.shared)
+        times = Counter(shared)
+        result = replace(self, shared=shared, times={c: times[c] for c in self.times if c in times})
+        vars(result).update(untied=self, tied=result, alike=self.alike)
+        return result
+
+    @cached_property
+    def untied(self) -> GraphFacts:
+        """The facts that prices and programs are of: layers of a block decide apart."""
+        return self
+
+    @cached_property
+    def variants(self) -> Mapping[int, tuple[tuple[int, int], ...]]:
+        """Class -> nodes of a repeat that take different times under the same split, each with how
+        many are like it; of classes whose nodes all take the same nothing."""
+        result = {}
+        for c, nodes in self.nodes_in_repeat.items() if self.untied is not self else ():
+            number: dict[tuple, list[int]] = {}
+            for i in nodes:
+                number.setdefault(self.untied.content(i), []).append(i)
+            if len(number) > 1:
+                result[c] = tuple((alike[0], len(alike)) for alike in number.values())
+        return result
+
+    @cached_property
+    def demanded_alike(self) -> Mapping[int, AlikeDemand]:
+        """What of `demanded` nodes of a class have in common
+        (planner.analysis.recompute_demand)."""
+        return alike_demands(self, self.demanded)
+
     def with_repeats(self, graph: Graph, runs: tuple[tuple[int, int, int], ...]) -> GraphFacts:
         """Facts of the same graph with other repeats of its runs, at least two of each."""
         result = GraphFacts.of(graph, training=self.training, runs=runs)
@@ -144,6 +198,8 @@ class GraphFacts(BasicFacts):
             self.end_of_blocks,
         )
         vars(result).update({name: getattr(self, name) for name in STRUCTURE})
+        if self.untied is not self:
+            vars(result)["untied"] = self.untied.at(graph)
         return result
 
     def reachable(self, i: int, splits: tuple[Split, ...]) -> tuple[Split, ...]:
@@ -599,6 +655,7 @@ class GraphFacts(BasicFacts):
             kind_of[i] = result.setdefault(
                 (
                     self.content(i),
+                    tuple((self.untied.content(j), n) for j, n in self.variants.get(i, ())),
                     counts,
                     self.saved_collective_bytes(i, float32_sizes),
                     i in self.gated.nodes,
@@ -612,6 +669,18 @@ class GraphFacts(BasicFacts):
         """What the splits of a class and their prices follow from, but for how often things are
         (how many of its nodes keep an operand, how many repeats a weight has); the same in every
         process."""
+        return (
+            *self.form(i),
+            self.rules[i].flops,
+            self.rules[i].inner,
+            i in self.begins_turns,
+            i in self.biases,
+            i in self.after_products,
+        )
+
+    def form(self, i: int) -> tuple:
+        """What the splits of a node and the layouts that they ask for follow from; the same in
+        every process."""
         graph, rule, node = self.graph, self.rules[i], self.graph.nodes[i]
         line = (
             rule.operands,
@@ -620,8 +689,7 @@ class GraphFacts(BasicFacts):
             tuple(sorted(rule.whole)),
             tuple(sorted(rule.linear)),
             tuple(sorted(rule.no_pad)),
-            rule.flops,
-            rule.inner,
+            tuple(dict.fromkeys(inner.factor for inner in rule.inner)),
             tuple(rule.paired.items()),
             tuple(rule.most.items()),
             tuple(rule.fringe.items()),
@@ -660,9 +728,6 @@ class GraphFacts(BasicFacts):
             self.batch_factors[i],
             i in self.repeated,
             i in self.epilogue,
-            i in self.begins_turns,
-            i in self.biases,
-            i in self.after_products,
             attrs,
         )
 

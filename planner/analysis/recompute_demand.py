@@ -18,7 +18,7 @@ runs again for the block (planner.execution.gated_units), and its operands are r
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,6 +35,14 @@ class Hop(NamedTuple):
     tensor: str
     reader: int
     again: bool
+
+
+class AlikeDemand(NamedTuple):
+    """What most nodes of a class have in common of their ways. hops: the first hops, of the first
+    repeat; share: what part of the class's nodes they are of."""
+
+    hops: tuple[Hop, ...]
+    share: float
 
 
 class Demand(NamedTuple):
@@ -89,4 +97,30 @@ def find_demanded(base: BasicFacts) -> Mapping[int, Hop]:
             if i >= 0 and i not in result and i not in base.gated.nodes:
                 result[i] = hop
                 queue.extend(Hop(n, i, True) for n in graph.nodes[i].inputs if n)
+    return result
+
+
+def alike_demands(base: BasicFacts, demanded: Mapping[int, Hop]) -> Mapping[int, AlikeDemand]:
+    """Class -> the way that most of its nodes have: over results of the same numbers to readers of
+    the same classes, of which each has the way that is its own class's here. Where layers inside a
+    block decide alike, ways lead to different readers in some (the last layer's results are read
+    in the next repeat); of these nothing is said."""
+    ways, nodes_of = dict[int, tuple](), dict[int, list[int]]()
+    for i, hop in demanded.items():  # readers come before what they read
+        k = base.graph.nodes[i].outputs.index(hop.tensor)
+        beyond = ways[hop.reader] if hop.again else None
+        ways[i] = k, base.shared[hop.reader], beyond
+        nodes_of.setdefault(base.shared[i], []).append(i)
+    chosen = dict[int, tuple]()
+    result = {}
+    for c, nodes in nodes_of.items():
+        common = Counter(
+            way
+            for way in map(ways.__getitem__, nodes)
+            if way[2] is None or chosen.get(way[1]) == way[2]
+        )
+        if common:
+            (chosen[c], count), *_ = common.most_common(1)
+            hops = tuple(demanded[i] for i in nodes if ways[i] == chosen[c])
+            result[c] = AlikeDemand(hops, count / len(base.nodes_in_repeat[c]))
     return result

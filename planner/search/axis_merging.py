@@ -75,7 +75,7 @@ def with_merged_axes(
     try:
         if pinned_mesh(request.topology, dict(mesh.shape)).axes != mesh.axes:
             return as_is
-        cost, _, _ = price_plan(space.base, plan, search.pricer(mesh))
+        cost, _, _ = price_plan(space.base.untied, plan, search.pricer(mesh))
         if (
             not isclose(cost.step_time_s, best.cost.step_time_s, rel_tol=SAME)
             or cost.memory != best.cost.memory

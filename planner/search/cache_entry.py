@@ -135,7 +135,7 @@ def _recalled(search: Solving, entry: Mapping[str, Any]) -> SearchResult:
     return SearchResult(
         best,
         baselines,
-        base,
+        base.untied,
         space,
         choice,
         problem,
@@ -205,9 +205,10 @@ def _candidate(search: Solving, row: Mapping[str, Any], palette: tuple[Split, ..
     """A candidate priced anew. Raises Stale where it is not possible, or no longer at its price."""
     request, t = search.request, _techniques(row["techniques"])
     mesh = _mesh(row, request.topology)
-    base = search.base(t.microbatches)
-    if base is None:
+    tied = search.base(t.microbatches)
+    if tied is None:
         raise Stale
+    base = tied.untied
     if (
         row["copies"] not in COPIES
         or t.microbatches % row["copies"]

@@ -59,7 +59,7 @@ def canonical(search: Solving, best: Candidate) -> Candidate:
     if (
         best.plan.zero_stage
         and "zero_stage" not in pins.techniques
-        and not any(w.zero_stage for w in derived(space.base, best.plan)[0].weights.values())
+        and not any(w.zero_stage for w in derived(space.base.untied, best.plan)[0].weights.values())
     ):
         techniques = replace(techniques, zero_stage=0)
     if (image, techniques) == (choice, best.techniques):

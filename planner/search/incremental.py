@@ -70,11 +70,12 @@ def contents(base: GraphFacts) -> tuple[str, ...]:
 def remember(search: Solving, key: str, result: SearchResult) -> None:
     """Add a search, kept under a key, to those that models like its own may be planned from; and
     tell the cache of the latest whose model is much like this one."""
-    cache, base, best = search.request.cache, search.base(1), result.best
+    cache, tied, best = search.request.cache, search.base(1), result.best
     if (
-        cache is None or base is None or best is None or base.shared != result.base.shared
+        cache is None or tied is None or best is None or tied.untied.shared != result.base.shared
     ):  # an entry has what was decided for the classes of its own base
         return
+    base = tied.untied
     at, own = history_key(search.model, search.request), contents(base)
     row = {
         "key": key,
@@ -158,9 +159,10 @@ def _linked(base: GraphFacts) -> dict[int, frozenset[int]]:
 def from_before(search: S) -> tuple[S, Candidate, ReusedPlan] | None:
     """The best plan that keeps what a search before decided for most of the model, the search that
     has its details, and what was kept; None where there is no such."""
-    request, cache, base = search.request, search.request.cache, search.base(1)
-    if cache is None or base is None or request.mode not in MODES or request.objective != "step":
+    request, cache, tied = search.request, search.request.cache, search.base(1)
+    if cache is None or tied is None or request.mode not in MODES or request.objective != "step":
         return None
+    base = tied.untied
     new, linked = contents(base), _linked(base)
     rows = [
         (row, kept_places(row["contents"], new, linked))
@@ -207,7 +209,7 @@ def _answer(
             within,
             PlanFamily(
                 "plan",
-                partial(_allowed, within, numbered, held),
+                partial(_allowed, within, numbered.untied, held),
                 within.offered.levels(),
                 alone=True,
             ),
@@ -247,5 +249,9 @@ def _allowed(
     )
     return {
         **left,
-        **({i: (s,) for i, s in held.items()} if base.shared == numbered.shared else {}),
+        **(
+            {i: (s,) for i, s in held.items() if i in base.times}
+            if base.untied.shared == numbered.shared
+            else {}
+        ),
     }

@@ -34,7 +34,9 @@ class Step:
 def followed(space: Space) -> frozenset[int]:
     """Variables of demanded nodes whose every way of being spared is a step's. Kernels that
     exchange something themselves may keep that."""
-    return frozenset(space.op_of[i] for i in space.base.demanded if not space.base.rules[i].inner)
+    return frozenset(
+        space.op_of[i] for i in space.base.demanded_alike if not space.base.rules[i].inner
+    )
 
 
 def steps_of(space: Space) -> tuple[Step, ...]:
@@ -56,24 +58,23 @@ def steps_of(space: Space) -> tuple[Step, ...]:
     }
     at = {(link.name, link.a, link.b): n for n, link in enumerate(space.links)}
     hubs = {v.name: k for k, v in enumerate(space.variables) if v.kind == "hub"}
-    for i, hop in base.demanded.items():
-        maker, reader, hub = (
-            space.op_of[i],
-            space.op_of[base.shared[hop.reader]],
-            hubs.get(hop.tensor, -1),
-        )
-        after, times = reader if hop.again else -1, space.variables[maker].count
+    for i, (hops, share) in base.demanded_alike.items():
+        hop, maker = hops[0], space.op_of[i]
+        reader = space.op_of[base.shared[hop.reader]]
+        hub = next((hubs[h.tensor] for h in hops if h.tensor in hubs), -1)
+        after, times = reader if hop.again else -1, share * space.variables[maker].count
         # The hop itself, or over a hub that from the hub on and that to it.
         for variable, target, then in (
             ((hub, reader, after), (maker, hub, hub)) if hub >= 0 else ((maker, reader, after),)
         ):
+            keys = [(h.tensor, variable, target) for h in hops]
             steps.append(
                 Step(
                     variable,
-                    at.get((hop.tensor, variable, target), -1),
+                    next((at[key] for key in keys if key in at), -1),
                     then,
                     times * size(hop.tensor),
-                    times * sums.get(hop.tensor, 0.0),
+                    times * max(sums.get(h.tensor, 0.0) for h in hops),
                 )
             )
     return tuple(steps)
@@ -107,16 +108,17 @@ def charges(space: Space) -> np.ndarray:
     # and collectives of that are kept.
     beside = {base.shared[graph.producer[o]] for o in graph.outputs if o in graph.producer}
     charged_s = [np.zeros(v.options) for v in space.variables]
-    for i in base.demanded:
+    for i, (_, share) in base.demanded_alike.items():
         k = space.op_of[i]
         v = space.variables[k]
         if i not in beside and not any(
             base.shared[reader] == i
-            for o in graph.nodes[i].outputs
+            for node in base.nodes_in_repeat[i]
+            for o in graph.nodes[node].outputs
             if o
             for reader, _ in graph.consumers.get(o, ())
         ):
-            charged_s[k] = np.where(
+            charged_s[k] = share * np.where(
                 np.isfinite(v.costs.forward_s),
                 v.costs.forward_s - (0.0 if k in known else v.costs.not_recomputed_s),
                 0.0,

@@ -81,8 +81,11 @@ def _named_values(space: Space) -> NamedValues:
             spared[maker] = spared[maker] + least * repeats[i] / variables[maker].count
             saves.setdefault(maker, {})[met[0]] = None
     for k, tensors in saves.items():
-        each = [repeats[base.graph.producer[t]] * bytes_of_value(space, t, k) for t in tensors]
-        sizes[k] = np.minimum.reduce(each)
+        of_name: dict[str, np.ndarray] = {}
+        for t in tensors:  # layers that decide alike have a value of a name each
+            size = repeats[base.graph.producer[t]] * bytes_of_value(space, t, k)
+            of_name[kept[t]] = of_name.get(kept[t], 0.0) + size
+        sizes[k] = np.minimum.reduce([*of_name.values()])
         stacked[k] = sizes[k] * all(copied(base, t, space.pricer) for t in tensors)
     return NamedValues(
         np.concatenate(again),

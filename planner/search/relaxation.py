@@ -573,7 +573,7 @@ class Relaxation:
         return self._trees[key]
 
     def _pairs(
-        self, twice: Sequence[bool], scale: Sequence[float]
+        self, twice: Sequence[float], scale: Sequence[float]
     ) -> dict[tuple[int, int], np.ndarray]:
         """Conversions between variables, parallel links added up (picoseconds of ticks without a
         bubble). twice, scale: per link."""
@@ -582,7 +582,7 @@ class Relaxation:
         for link, again, part in zip(self.space.links, twice, scale, strict=True):
             at = (id(link.forward_s), id(link.backward_s), link.count, again, part)
             if at not in tables:
-                seconds = link.forward_s * (2 if again else 1) + link.backward_s
+                seconds = link.forward_s * (1 + again) + link.backward_s
                 tables[at] = (
                     part * PICO * self.space.parts * link.count * seconds
                     if part

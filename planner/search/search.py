@@ -473,7 +473,7 @@ class Search(Solving):
         return SearchResult(
             best=best,
             baselines=called(self, baselines),
-            base=base,
+            base=base.untied,
             space=space,
             choice=choice,
             problem=problem,
@@ -513,7 +513,7 @@ class Search(Solving):
         return SearchResult(
             best=None,
             baselines=called(self, baselines),
-            base=base,
+            base=base.untied,
             space=None,
             choice=(),
             problem=None,

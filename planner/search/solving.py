@@ -366,13 +366,13 @@ class Solving(Workspace):
             return None
         try:
             plan = with_cuts(
-                space.base,
+                space.base.untied,
                 plan,
                 space.pricer,
                 (self.request.limit_bytes, self.request.roomy_bytes),
                 self.request.widths,
             )
-            return self._with_blocks(space.base, plan, self.pricer(mesh))
+            return self._with_blocks(space.base.untied, plan, self.pricer(mesh))
         except PlanError as e:
             if e.code != "P068":
                 raise

@@ -250,6 +250,7 @@ def node_table(base: GraphFacts, flow: Flow, result: SearchResult) -> dict[str, 
         if space is not None and problem is not None
         else {}
     )
+    classes = space.base.shared if space is not None else base.shared
     for i, node in enumerate(base.graph.nodes):
         if base.shared[i] != i:
             continue
@@ -270,8 +271,8 @@ def node_table(base: GraphFacts, flow: Flow, result: SearchResult) -> dict[str, 
         if isinstance(pricer, Pricer):
             forward, backward = kernel_times(base, i, flow.split(i), pricer)
             row["time_s"] = (forward + backward) * held[i]
-        if i in others:
-            row["runner_up"] = others[i]
+        if (other := others.get(classes[i])) is not None:
+            row["runner_up"] = other
         rows[node.id] = row
     return rows
 

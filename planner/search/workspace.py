@@ -72,8 +72,8 @@ class Workspace:
                 self.cuts.setdefault(name, set()).update(f for f, _ in pairs)
 
     def base(self, microbatches: int) -> GraphFacts | None:
-        """Rules, gradients and repeated blocks of the graph of one microbatch; None where the model
-        cannot be read at that batch."""
+        """Rules, gradients and repeated blocks of the graph of one microbatch, with layers that are
+        alike in a block deciding alike; None where the model cannot be read at that batch."""
         if microbatches not in self._bases:
             try:
                 self._bases[microbatches] = self._base(microbatches)
@@ -114,8 +114,10 @@ class Workspace:
         ) not in ("gpipe", ZB_H1)
         asked = self.training and runtime.kernels is None and free
         stages = min(pins.mesh.get(STAGE, (1,)))
-        anywhere = asked and base.repeats_too_much(stages)
-        return replace(base, cut_anywhere=True) if anywhere else base
+        if asked and base.repeats_too_much(stages):
+            base = replace(base, cut_anywhere=True)
+        # Pins of nodes may be of one layer alone.
+        return base if pins.nodes or self.request.mode in MODES else base.tied
 
     def pricer(self, mesh: Mesh) -> Pricer:
         """One pricer a mesh: what it has priced serves every space on that mesh."""

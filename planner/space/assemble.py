@@ -159,7 +159,7 @@ def _tables(
         key = (id(link.forward_s), id(link.backward_s), link.count, twice, part)
         if key not in number:
             number[key] = len(tables)
-            seconds = link.forward_s * (2 if twice else 1) + link.backward_s
+            seconds = link.forward_s * (1 + twice) + link.backward_s
             tables.append(_whole(part * share * link.count / unit_s * seconds))
         table_of.append(number[key])
     return tables, table_of
@@ -636,36 +636,41 @@ def _place(space: Space, v: Variable, pipeline: Pipeline) -> int:
     )
 
 
-def replayed(space: Space, techniques: Techniques) -> list[bool]:
-    """Whether each link's conversion runs again in the backward pass: inside gated units always,
+def replayed(space: Space, techniques: Techniques) -> list[float]:
+    """What part of each link's conversions runs again in the backward pass: inside gated units all,
     inside repeated blocks when their collectives are replayed, and only of what the backward pass
     reads, directly or on the way."""
     base, graph = space.base, space.base.graph
     if has_uneven_stages(space):
-        return [False] * len(space.links)
+        return [0.0] * len(space.links)
     named = is_named(techniques.recompute)
     if techniques.recompute != "block" and not named:
-        return [link.name in base.gated.tensors for link in space.links]
+        return [float(link.name in base.gated.tensors) for link in space.links]
     inside = {i for first, period, _ in base.loops for i in range(first, first + period)}
     demand = policy_costs(space, techniques.recompute).demand if named else None
     again = base.replayed if demand is None else demand.again
 
-    def wanted(a: Variable, b: Variable) -> bool:
+    def wanted(a: Variable, b: Variable) -> float:
         if not {a.kind, b.kind} <= {"op"} or not {a.node, b.node} <= inside:
-            return False
-        slots = reads(graph.nodes[b.node], base.grad).slots
+            return 0.0
+        readers = base.nodes_in_repeat[b.node]
+        return sum(asks(a.node, reader) for reader in readers) / len(readers)
+
+    def asks(made: int, reader: int) -> bool:
+        slots = reads(graph.nodes[reader], base.grad).slots
         makers = {
             slot: graph.producer.get(name, -1)
-            for slot, name in enumerate(graph.nodes[b.node].inputs)
+            for slot, name in enumerate(graph.nodes[reader].inputs)
         }
         return any(
-            (b.node in again or slot in slots) and i >= 0 and base.shared[i] == a.node
+            (reader in again or slot in slots) and i in inside and base.shared[i] == made
             for slot, i in makers.items()
         )
 
     return [
-        (demand is None or link.name not in demand.kept)
-        and wanted(space.variables[link.a], space.variables[link.b])
+        wanted(space.variables[link.a], space.variables[link.b])
+        if demand is None or link.name not in demand.kept
+        else 0.0
         for link in space.links
     ]
 

@@ -10,6 +10,7 @@ carries all of them out and in.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
@@ -58,9 +59,10 @@ def _costs(space: Space, recompute: str) -> PolicyCosts:
     seconds, sizes, sent, on_way, stacked = (
         [np.zeros(v.options) for v in space.variables] for _ in range(5)
     )
+    again = Counter(base.shared[i] for i in demand.again)
     for k, v in enumerate(space.variables):
-        if v.kind == "op" and v.node in demand.again:
-            seconds[k] = v.costs.forward_s
+        if v.kind == "op" and v.node in again:
+            seconds[k] = v.costs.forward_s * (again[v.node] / v.count)
     for tensor, repeats in demand.saved.items():
         k = space.op_of[base.shared[base.graph.producer[tensor]]]
         value_bytes = bytes_of_value(space, tensor, k)

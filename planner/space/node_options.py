@@ -168,14 +168,24 @@ class Kinds:
         return NodeOptions(shape.splits, costs, shape.needs, shape.results)
 
     def _seconds(self, i: int, shape: _Shape) -> dict[str, np.ndarray]:
-        """Fields of OptionCosts in seconds: kernels, and collectives inside them."""
-        rule, splits, size = self.base.rules[i], shape.splits, shape.size
+        """Fields of OptionCosts in seconds: kernels, and collectives inside them. Of nodes that
+        decide alike and take different times the mean."""
+        variants = self.base.variants.get(i)
+        if variants is None:
+            return self._seconds_of(i, shape)
+        each, nodes = [self._seconds_of(j, shape) for j, _ in variants], [n for _, n in variants]
+        fields = {f: [seconds[f] for seconds in each] for f in each[0]}
+        return {f: np.average(seconds, axis=0, weights=nodes) for f, seconds in fields.items()}
+
+    def _seconds_of(self, i: int, shape: _Shape) -> dict[str, np.ndarray]:
+        """`_seconds` of one node."""
+        base, rule, splits, size = self.base.untied, self.base.rules[i], shape.splits, shape.size
         not_recomputed = np.zeros(len(splits))
-        forward, backward = times_of(self.base, i, shape.cuts, size.read, size.made, self.pricer)
+        forward, backward = times_of(base, i, shape.cuts, size.read, size.made, self.pricer)
         apart = self._waiting_share(i) * backward
         if rule.inner:
             inside, back, not_recomputed = np.array(
-                [inner_times(self.base, i, split, self.pricer) for split in splits]
+                [inner_times(base, i, split, self.pricer) for split in splits]
             ).T
             forward, backward = forward + inside, backward + np.where(backward, back, 0.0)
         if shape.results:
