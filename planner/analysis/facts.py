@@ -757,7 +757,9 @@ class GraphFacts(BasicFacts):
     def wires(self) -> tuple[Wire, ...]:
         """The tensors that link decisions, alike ones together, in order of first use. Constants,
         inputs and weights with one reader link nothing."""
-        graph, shared = self.graph, self.shared
+        graph, shared, apart = self.graph, self.shared, self.untied.shared
+        # What a repeat hands on is handed on as a loop does, which layers inside it do not.
+        handed_on = {apart[graph.producer[n]] for n in self.carried if n in graph.producer}
         count: dict[tuple, int] = {}
         first: dict[tuple, str] = {}
         for name, uses in graph.consumers.items():
@@ -769,7 +771,12 @@ class GraphFacts(BasicFacts):
                 outputs = graph.nodes[maker].outputs
                 k = outputs.index(name)
                 made = shared[maker], k - outputs[:k].count("")
-            key = (made or name, tuple([(shared[i], slot) for i, slot in uses]), name in self.grad)
+            key = (
+                made or name,
+                tuple([(shared[i], slot) for i, slot in uses]),
+                name in self.grad,
+                maker is not None and apart[maker] in handed_on,
+            )
             if key in count:
                 count[key] += 1
             else:

@@ -207,11 +207,14 @@ def brief(split: Mapping[str, Sequence[str]]) -> str:
 def _calls(s: Strategy, width: int, style: Style) -> list[str]:
     """Decisions with the cheapest alternatives: where the cost model's error could turn the
     choice."""
-    rows = [
-        (row["runner_up"]["extra_s"], name, row)
-        for name, row in s.nodes.items()
-        if row.get("runner_up")
-    ]
+    rows, seen = list[tuple[float, str, Mapping[str, Any]]](), set[str]()
+    for name, row in s.nodes.items():
+        if (other := row.get("runner_up")) is None:
+            continue
+        alike = f"{row['op']} {row['split']} {other}"
+        if "nodes" not in other or alike not in seen:  # layers that decide alike say the same
+            rows.append((other["extra_s"], name, row))
+        seen.add(alike)
     if not rows:
         return []
     rows.sort(key=lambda r: (r[0], r[1]))
@@ -403,7 +406,7 @@ def explain_node(
             "next",
             [
                 f"{spell_split(other['split'])} would cost {signed_time(other['extra_s'])} a step,"
-                f" all else kept{why}"
+                f"{_alike(other)} all else kept{why}"
             ],
             width,
             style,
@@ -413,6 +416,11 @@ def explain_node(
             "next", ["no other split was open, or the plan came from no search"], width, style
         )
     return "\n".join(lines)
+
+
+def _alike(other: Mapping[str, Any]) -> str:
+    """Of how many nodes another split would be."""
+    return f" {other['nodes']} nodes deciding alike," if "nodes" in other else ""
 
 
 def _detailed(d: Mapping[str, Any], width: int, style: Style) -> list[str]:

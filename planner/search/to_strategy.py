@@ -272,7 +272,7 @@ def node_table(base: GraphFacts, flow: Flow, result: SearchResult) -> dict[str, 
             forward, backward = kernel_times(base, i, flow.split(i), pricer)
             row["time_s"] = (forward + backward) * held[i]
         if (other := others.get(classes[i])) is not None:
-            row["runner_up"] = other
+            row["runner_up"] = {k: n for k, n in other.items() if k != "nodes" or n > base.times[i]}
         rows[node.id] = row
     return rows
 
@@ -349,8 +349,8 @@ def _inside(base: GraphFacts, i: int) -> bool:
 def runner_ups(
     space: Space, problem: Problem, choice: tuple[int, ...]
 ) -> dict[int, dict[str, Any]]:
-    """Per class of nodes the cheapest other split with every other decision kept, and what it adds
-    (seconds)."""
+    """Per class of nodes the cheapest other split with every other decision kept, what it adds
+    (seconds), and of how many nodes."""
     n = len(problem.cost)
     delta = [c.astype(np.float64).copy() for c in problem.cost]
     for (u, v), t in zip(problem.edges, problem.edge_table, strict=True):
@@ -366,7 +366,11 @@ def runner_ups(
         extra[choice[k]] = np.inf
         best = int(np.argmin(extra))
         if extra[best] < FORBIDDEN / 2:
-            out[v.node] = {"split": v.splits[best].as_dict(), "extra_s": float(extra[best]) / PICO}
+            out[v.node] = {
+                "split": v.splits[best].as_dict(),
+                "extra_s": float(extra[best]) / PICO,
+                "nodes": v.count,
+            }
     return out
 
 

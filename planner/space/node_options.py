@@ -281,15 +281,21 @@ class Kinds:
         }
 
     def _workspaces(self, i: int, shape: _Shape, slack: float) -> dict[str, np.ndarray]:
-        """Fields of OptionCosts of what lives only while a node runs."""
+        """Fields of OptionCosts of what lives only while a node runs; of nodes that decide alike
+        the most."""
         base, size = self.base, shape.size
         operands, nothing = size.read - size.weights, np.zeros(len(shape.splits))
         can_be_apart = i in base.repeated and self.pricer.runtime.kernels is None
 
+        nodes = [j for j, _ in base.variants.get(i, ((i, 1),))]
+
         def work(weights: np.ndarray, apart: bool) -> np.ndarray:
-            return slack * working_of(
-                base, i, shape.cuts, operands, size.made, weights, self.pricer, apart
-            )
+            sizes = (operands, size.made, weights)
+            each = [
+                working_of(base.untied, j, shape.cuts, *sizes, self.pricer, apart) for j in nodes
+            ]
+            most: np.ndarray = slack * np.maximum.reduce(each)
+            return most
 
         whole = bare = work(size.weights, False)
         if size.weights.any():
