@@ -48,7 +48,7 @@ from planner.execution.save_policies import BLOCK
 from planner.execution.techniques import MAX_ZERO_STAGE, RECOMPUTE
 from planner.machine.topology import Mesh
 from planner.search.launch_bounds import least_launch_s
-from planner.search.named_nodes import NamedNodes, nearby
+from planner.search.named_nodes import NamedNodes, nearby, with_a_name_less
 from planner.search.node_bounds import SAME, NodeBounds
 from planner.search.relaxation import Relaxation
 from planner.search.saved_collective_bounds import raised_lower_bound
@@ -421,13 +421,27 @@ class BestFirst:
     def _price_by_name(self, node: SearchNode) -> None:
         """Solve and price a policy of names: what is proven of all is `NamedNodes`' to say. One
         that saves nothing is solved again among the others."""
-        again = node.techniques.recompute == BLOCK
-        if not again:
-            policy = self.search.offered.policy(node.techniques.recompute)
-            node = replace(node, values=(*RECOMPUTE, policy))
+        if node.techniques.recompute == BLOCK:
+            self._priced(node, NodeSolves(self.search, 1))
+            return
+        space, policy = self._space(node), node.techniques.recompute
+        while policy and space is not None:
+            priced = len(self.priced)
+            self._solve_policy(node, policy)
+            tried = self.priced[priced:]
+            if not tried or any(c.cost.memory.total <= self.limit for c in tried):
+                return
+            # What no row of the problem has is more than is left: with a name less it may fit.
+            policy = with_a_name_less(space, replace(node.techniques, recompute=policy))
+
+    def _solve_policy(self, node: SearchNode, recompute: str) -> None:
+        """Solve and price a node with a policy of names; one that the work limit cuts is kept, to
+        be solved again."""
+        policy = self.search.offered.policy(recompute)
+        node = replace(node, recompute=len(RECOMPUTE), values=(*RECOMPUTE, policy))
         solves = NodeSolves(self.search, 1)
         bound = self._priced(node, solves)
-        if bound is not None and solves.cut and not again:
+        if bound is not None and solves.cut:
             self._cut_by_name.append(replace(node, bound=bound))
 
     def _vary_names(self) -> None:

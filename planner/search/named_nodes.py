@@ -3,8 +3,9 @@ for every policy of names.
 
 Their bounds come first (planner.search.named_policy_bounds), least first, as far as they are below
 the best plan. Of a node that stays below, the policy that its bound was found by is solved and
-priced whole; when all else was searched so are policies that differ from that of the best plan by
-one name, until none is faster. What was not looked at stays part of the bound.
+priced whole, with a name less after the other where its plan takes more than is left; when all else
+was searched so are policies that differ from that of the best plan by one name, until none is
+faster. What was not looked at stays part of the bound.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from planner.analysis.facts import GraphFacts
 from planner.execution.block_values import names_there
-from planner.execution.save_policies import PRESETS, offloaded_values, saved_names, saving
+from planner.execution.save_policies import PRESETS, is_named, offloaded_values, saved_names, saving
 from planner.execution.techniques import RECOMPUTE
 from planner.search.named_policy_bounds import NamedRelaxation, Outlook
 from planner.search.node_bounds import SAME
@@ -213,6 +214,21 @@ def nearby(
             if sum(used) <= limit_bytes:
                 ranked.append((least, policy))
     return [policy for _, policy in sorted(ranked)[:NEARBY]]
+
+
+def with_a_name_less(space: Space, techniques: Techniques) -> str:
+    """Of policies that save one name less of those on the device the one that is the fastest where
+    every decision takes the option that is its fastest; "" where none is left."""
+    first, away = arrays_of(space).first, offloaded_values(techniques.recompute)
+    names = frozenset(saved_names(techniques.recompute))
+
+    def least_s(policy: str) -> float:
+        seconds = seconds_of(space, replace(techniques, recompute=policy))
+        return float(np.minimum.reduceat(seconds, first).sum())
+
+    fewer = [saving(names - {name}, away) for name in sorted(names - {*away})]
+    saved = [policy for policy in fewer if is_named(policy)]
+    return min(saved, key=lambda policy: (least_s(policy), policy), default="")
 
 
 def _beside(recompute: str, base: GraphFacts, offloads: bool) -> Iterator[str]:
