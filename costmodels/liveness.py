@@ -4,7 +4,9 @@ are live at the same time.
 Operators i = 0 .. n - 1 run forward, then backward from n - 1 down to 0. While i runs backward, a
 device holds
 
-    activations   what the backward passes of operators 0 .. i read, and the batch
+    activations   what the backward passes of operators 0 .. i read, and the batch; where compilers
+                  put off the gradients of all weights of blocks to the end, also operands and
+                  results' gradients of the blocks' products behind i
     gradients     of weights that both an operator up to i and one from i on read: whole, as the
                   terms are added up; of weights that only operators from i on read: the piece that
                   the ZeRO stage leaves, which waits for the optimizer or to be gathered again
@@ -84,12 +86,14 @@ class WeightGradients:
 class OperatorBytes:
     """Bytes by operator. [nodes] each. saved: activations that its backward pass is the first to
     read; results: results with a gradient; workspace: what lives only while it runs; postponed:
-    operand and result of products with a weight that has a gradient."""
+    operand and result of products with a weight that has a gradient, of which one at a time waits;
+    waiting: of products that all wait."""
 
     saved: np.ndarray
     results: np.ndarray
     workspace: np.ndarray
     postponed: np.ndarray
+    waiting: np.ndarray | float = 0.0
 
 
 @dataclass(frozen=True)
@@ -158,9 +162,9 @@ def backward_liveness(
         n, np.zeros_like(weights.first), weights.first, weights.piece
     )
     postponed = np.append(np.maximum.accumulate(operators.postponed[:0:-1])[::-1], 0.0)
-    return Liveness(
-        gradients, np.cumsum(operators.saved) + always, passing_by + postponed + operators.workspace
-    )
+    waiting = np.broadcast_to(operators.waiting, n)
+    kept = np.cumsum(operators.saved) + np.append(np.cumsum(waiting[:0:-1])[::-1], 0.0)
+    return Liveness(gradients, kept + always, passing_by + postponed + operators.workspace)
 
 
 def passing_bytes(passing: PassingGradients, results: np.ndarray) -> np.ndarray:

@@ -23,7 +23,8 @@ class BasicFacts:
     nodes. cut_anywhere: whether pipeline stages are cut anywhere in the graph, also where they
     could share repeated blocks. runs_of_units: the repeated blocks whose gated units are made
     again, where these are others than `runs`. end_of_blocks: the first node behind the repeated
-    blocks that a program has written out.
+    blocks that a program has written out. waiting: whether what gradients of weights of such blocks
+    are made of waits until the backward pass has run.
     """
 
     graph: Graph
@@ -37,6 +38,7 @@ class BasicFacts:
     cut_anywhere: bool = False
     runs_of_units: tuple[tuple[int, int, int], ...] | None = None
     end_of_blocks: int | None = None
+    waiting: bool = False
 
     @cached_property
     def loops(self) -> tuple[tuple[int, int, int], ...]:
@@ -79,6 +81,12 @@ class BasicFacts:
     def without_loops(self) -> Self:
         """The facts of programs that have their blocks written out."""
         return replace(self, runs=(), end_of_blocks=self._behind_loops)
+
+    @cached_property
+    def putting_all_off(self) -> Self:
+        """The facts of programs that have their blocks written out and may make all gradients of
+        their weights behind the backward pass."""
+        return replace(self.putting_nothing_off, waiting=True)
 
     @cached_property
     def putting_nothing_off(self) -> Self:

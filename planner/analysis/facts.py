@@ -196,6 +196,7 @@ class GraphFacts(BasicFacts):
             self.cut_anywhere,
             self.runs_of_units,
             self.end_of_blocks,
+            self.waiting,
         )
         vars(result).update({name: getattr(self, name) for name in STRUCTURE})
         if self.untied is not self:

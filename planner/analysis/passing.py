@@ -71,5 +71,19 @@ def puts_off(base: BasicFacts, i: int) -> bool:
     that of a product behind their blocks at once."""
     node = base.graph.nodes[i]
     at_once = base.end_of_blocks is not None and i >= base.end_of_blocks
-    put_off = base.rules[i].flops > 0 and base.runs_of_units is None and not at_once
+    possible = base.waiting or base.runs_of_units is None
+    put_off = base.rules[i].flops > 0 and possible and not at_once
     return put_off and any(n in base.graph.weights and n in base.grad for n in node.inputs)
+
+
+def waiting_products(base: BasicFacts) -> dict[int, bool]:
+    """The products whose weights' gradients are all made behind the backward pass, and whether each
+    is the first to read its operand, which waits once for all. Experts' gradients are made where
+    their layer's are (planner.emit)."""
+    nodes, read, result = base.graph.nodes, set[str](), dict[int, bool]()
+    for i, node in enumerate(nodes if base.waiting else ()):
+        if puts_off(base, i) and operator_of(node.op).kind == "product":
+            operands = {n for n in node.inputs if n and n not in base.graph.weights}
+            result[i] = not operands <= read
+            read |= operands
+    return result

@@ -37,7 +37,7 @@ from costmodels.liveness import (
     temporary_bytes,
 )
 from planner.analysis.facts import GraphFacts
-from planner.analysis.passing import puts_off, readers
+from planner.analysis.passing import puts_off, readers, waiting_products
 from planner.execution.even_collectives import weights_of_other_stages
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, gradients_at_once, repeated_blocks
@@ -171,8 +171,9 @@ def memory_parts(
 def without_loops(base: GraphFacts, flow: Flow) -> GraphFacts:
     """The facts of a graph of a plan whose blocks are written out. Compilers put off gradients of
     weights, to run them beside collectives: what they are made of, a gated unit made again among
-    it, is there until then. So it is not where programs make a repeat's gradients at once, and in a
-    loop over microbatches there may be no collective that they could run beside."""
+    it, is there from its own backward pass on until then, when the logits are gone. So it is not
+    where programs make a repeat's gradients at once, and in a loop over microbatches there may be
+    no collective that they could run beside."""
     plan, nodes, blocks = flow.plan, flow.graph.nodes, repeated_blocks(flow)[0]
     if blocks and all(gradients_at_once(flow, block) for block in blocks):
         return base.putting_nothing_off
@@ -189,7 +190,7 @@ def without_loops(base: GraphFacts, flow: Flow) -> GraphFacts:
         for i in base.looped
         for inner in flow.rules[i].inner
     )
-    return base.without_loops if beside else base.putting_nothing_off
+    return base.putting_all_off if beside else base.putting_nothing_off
 
 
 def _of_written_out(base: GraphFacts, flow: Flow, pricer: Pricer) -> MemoryParts:
@@ -314,8 +315,8 @@ def _forward_bytes(base: GraphFacts, flow: Flow, pricer: Pricer) -> float:
 def _liveness(base: GraphFacts, flow: Flow, pricer: Pricer, weights: _WeightBytes) -> Liveness:
     """The backward pass of a program without a loop over blocks."""
     graph, slack = base.graph, 1 + pricer.runtime.memory_slack
-    saved, results, workspace, postponed = np.zeros((4, len(graph.nodes)))
-    batch = 0.0
+    saved, results, workspace, postponed, waiting = np.zeros((5, len(graph.nodes)))
+    batch, wait = 0.0, waiting_products(base)
     for i, name, size in saved_tensors(base, flow, pricer):
         if name in graph.inputs:
             batch += size
@@ -323,9 +324,14 @@ def _liveness(base: GraphFacts, flow: Flow, pricer: Pricer, weights: _WeightByte
             saved[i] += size
     for p in passes(base, flow, pricer, weights.gathered):
         results[p.i], workspace[p.i] = p.made, p.work
-        postponed[p.i] = p.ins + p.outs if puts_off(base, p.i) else 0.0
+        if p.i in wait:
+            waiting[p.i] = p.made + wait[p.i] * p.ins
+        else:
+            postponed[p.i] = p.ins + p.outs if puts_off(base, p.i) else 0.0
     classes = np.array(base.shared, np.int64)  # a pass stands for all nodes like it
-    results, workspace, postponed = results[classes], workspace[classes], postponed[classes]
+    results, workspace, postponed, waiting = (
+        of_classes[classes] for of_classes in (results, workspace, postponed, waiting)
+    )
     users, whole, remaining = (
         zip(*weights.gradients_of, strict=True) if weights.gradients_of else ((), (), ())
     )
@@ -343,5 +349,6 @@ def _liveness(base: GraphFacts, flow: Flow, pricer: Pricer, weights: _WeightByte
         results * slack,
         (workspace + gathered_bytes(base, flow.plan, pricer, weights.gathered)) * slack,
         postponed * slack,
+        waiting * slack,
     )
     return backward_liveness(base.passing, operators, buffers, batch * slack)
