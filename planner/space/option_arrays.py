@@ -3,6 +3,7 @@ adds them up. Derived once a space."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -137,10 +138,8 @@ def _arrays(space: Space) -> SpaceArrays:
         outside_remaining_bytes=count * costs.grad_remaining_bytes * outside,
         pass_s=costs.forward_s + costs.backward_s,
         recompute_s={
-            "block": np.where(again["block"], costs.forward_s, 0.0),
-            "block-keep": np.where(
-                again["block-keep"], costs.forward_s - costs.not_recomputed_s, 0.0
-            ),
+            "block": _part(again["block"], costs.forward_s),
+            "block-keep": _part(again["block-keep"], costs.forward_s - costs.not_recomputed_s),
         },
         copy_s=_copy_s(space, costs),
         waits_s=_waits_s(space, again["block"]),
@@ -187,16 +186,23 @@ def _copy_s(space: Space, costs: OptionCosts) -> dict[str, np.ndarray]:
 
 
 def _runs_again(space: Space) -> dict[str, np.ndarray]:
-    """Per way to recompute whether an option's nodes run again: in emitted programs what a backward
-    pass asks for, in frameworks' what these say. [options]"""
+    """Per way to recompute what part of an option's nodes runs again: in emitted programs what a
+    backward pass asks for, in frameworks' what these say. Of layers that decide alike inside a
+    block the last may make less again than the others. [options]"""
     base, price, by_recompute = space.base, space.pricer, dict[str, np.ndarray]()
     for recompute in ("block", "block-keep"):
         again = base.replayed
         if price.runtime.kernels is not None and base.training:
             again = runs_again(base, recompute, price)
-        of = [v.kind == "op" and v.node in again for v in space.variables]
+        number = Counter(base.shared[i] for i in again)
+        of = [number[v.node] / v.count if v.kind == "op" else 0.0 for v in space.variables]
         by_recompute[recompute] = np.repeat(of, [v.options for v in space.variables])
     return by_recompute
+
+
+def _part(share: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """A part of seconds that may be infinite: of no part none."""
+    return np.multiply(share, seconds, out=np.zeros(len(seconds)), where=share > 0)
 
 
 def _waits_s(space: Space, recomputed: np.ndarray) -> dict[str, np.ndarray]:
