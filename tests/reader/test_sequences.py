@@ -35,6 +35,10 @@ PARTS = {
         "a = Relu(x) q = SequenceConstruct(x, a) r = SequenceInsert(q, x, i1) y ="
         " ConcatFromSequence <axis = 0, new_axis = 1> (r)"
     ),
+    "from behind": (
+        "a = Relu(x) n = Neg(x) q = SequenceConstruct(x, a) r = SequenceInsert(q, n, i2) y ="
+        " ConcatFromSequence <axis = 0, new_axis = 1> (r)"
+    ),
     "length": (
         "e = SequenceEmpty() q = SequenceInsert(e, x) r = SequenceInsert(q, x) n ="
         " SequenceLength(r) f = Cast <to = 1> (n) y = Mul(x, f)"
@@ -45,6 +49,7 @@ SHAPES = {
     "sizes": "[4,5]",
     "single": "[4]",
     "made": "[3,4,6]",
+    "from behind": "[3,4,6]",
     "length": "[4,6]",
 }
 

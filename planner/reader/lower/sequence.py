@@ -48,7 +48,12 @@ def _construct(call: Call) -> None:
 
 def _insert(call: Call) -> None:
     parts = _given(call)
-    place = _place(call, 2, len(parts) + 1) if call.has(2) else len(parts)
+    place = len(parts)
+    if call.has(2):
+        place = int(call.const(2, "the place in a sequence").reshape(-1)[0])
+        if not -len(parts) <= place <= len(parts):
+            raise ShapeError(f"place {place} of a sequence of {len(parts)}")
+        place += len(parts) * (place < 0)  # before the last at -1, as a list inserts
     _bind(call, (*parts[:place], call.arg(1), *parts[place:]))
 
 
