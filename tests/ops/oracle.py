@@ -169,6 +169,7 @@ def program(
         "import numpy as np",
         "from jax import lax",
         "from jax.ad_checkpoint import checkpoint_name",
+        "from jax.experimental.layout import Layout, with_layout_constraint",
         "from jax.sharding import PartitionSpec as P",
     ]
     header += [user_function(n) for n in graph.nodes if n.op == "UserLoss"]
