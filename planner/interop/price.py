@@ -28,6 +28,7 @@ from planner.interop.keys import Keys, read_keys
 from planner.interop.launchers import hf, levanter, maxtext, megatron, torchtitan
 from planner.interop.model_sizes import Claim, claims_of, layers_of, mixes
 from planner.interop.settings import Facts, Settings, settings_of
+from planner.interop.tables import EXPECTED
 from planner.machine.topology import Topology
 from planner.pins.launcher_space import SPACES, choose_launcher
 from planner.pricing.frameworks.selective import modules
@@ -333,13 +334,21 @@ def read_configuration(
 
 
 def _kind(keys: Keys, path: str | Path, notes: Sequence[str]) -> str:
-    hits = _hits(keys)
-    if len(hits) != 1:
-        recognised = (
-            f"keys of {' and '.join(hits)}" if hits else f"no key of {', '.join(LAUNCHERS)}"
-        )
+    hits, named = _hits(keys), f"--from {'|'.join(LAUNCHERS)}"
+    if not hits:
+        has = ", ".join(map(repr, keys.unread()[:5])) or "nothing"
         raise PlanError(
-            "P190", f"{path} has {recognised}", help=[*notes[:2], f"--from {'|'.join(LAUNCHERS)}"]
+            "P190",
+            f"{path} has no key of {', '.join(LAUNCHERS)}: it has {has}",
+            help=[
+                *notes[:2],
+                f"the file that sets mesh, batch or recompute: {EXPECTED}",
+                f"{named} reads it as that launcher's",
+            ],
+        )
+    if len(hits) > 1:
+        raise PlanError(
+            "P190", f"{path} has keys of {' and '.join(hits)}", help=[*notes[:2], named]
         )
     return hits[0]
 

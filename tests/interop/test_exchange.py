@@ -882,7 +882,7 @@ def test_a_group_keeps_its_copy_of_the_state(
         ("c.toml", "tensor_parallel_degree = \n", "P190", "is not TOML"),
         ("c.yaml", "a: [\n", "P190", "is not YAML"),
         ("c.yaml", "- 1\n", "P190", "no table"),
-        ("c.yaml", "lr: 1\n", "P190", "no key of"),
+        ("c.yaml", "lr: 1\n", "P190", "torchtitan: it has 'lr'"),
         (
             "c.yaml",
             "micro_batch_size: 1\nici_fsdp_parallelism: 2\n",
