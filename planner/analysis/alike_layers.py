@@ -5,8 +5,9 @@ layers and mixtures in turn (Llama 4). The repeats of a block share their decisi
 alike in its layers, which leaves a search few decisions instead of as many as a block has layers.
 
 A layer begins where a single tensor of the block is handed on (the residual). Two of them are put
-together alike if the same operators read one another in the same way; of those, nodes decide alike
-that have the same options at the same prices, whatever they are of.
+together alike if the same operators on the same shapes read one another in the same way. Their
+nodes then decide alike, each with its counterpart, if all of them have the same options. What the
+options take may differ, as attention over a window takes less: a decision takes the mean.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from planner.graph.ir import Graph
 def alike_in_blocks(
     graph: Graph, runs: Sequence[tuple[int, int, int]], kinds: Mapping[int, object]
 ) -> dict[int, int]:
-    """Node of a first repeat -> the first node of that repeat that decides so, of nodes that are
-    not the first themselves. kinds: by node of a first repeat, equal for nodes that may."""
+    """Node of a first repeat -> its counterpart in the first layer like its own, of layers that are
+    like one before. kinds: by node of a first repeat, equal for nodes with the same options."""
     result: dict[int, int] = {}
     for first, period, repeats in runs:
         if repeats < 2:
