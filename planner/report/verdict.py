@@ -70,7 +70,7 @@ def beside(s: Strategy) -> str:
     key, row = min(fitting.items(), key=lambda kv: (kv[1]["step_time_s"], kv[0]))
     name = baseline_name(key, row)
     if s.solver.get("from") == key:
-        return f"it is {name}, and nothing that was searched is faster"
+        return f"it is {name}, and nothing that was searched is notably faster"
     rows = [(name, row)]
     if key == "megatron" and (
         plain := {k: r for k, r in fitting.items() if k in PLAIN}

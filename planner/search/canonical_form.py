@@ -10,7 +10,7 @@ from planner.analysis.axis_roles import role_named
 from planner.pricing.step_time import derived
 from planner.search.axis_names import axis_names, renamed_candidate, renamed_mesh, renamed_space
 from planner.search.axis_symmetry import axis_swap, swapped_choice
-from planner.search.request import TIE, TIE_MEMORY, Candidate
+from planner.search.request import TIE_MEMORY, Candidate
 from planner.search.solving import Solving
 from planner.solvers.problem import Solution
 from planner.space.variables import Space
@@ -18,6 +18,9 @@ from planner.space.variables import Space
 WITH_ROOM = "with_room"
 """Key of the best plan that fits with the upper end of its memory range, among the baselines of one
 that fits tightly."""
+PLAINER = 3e-3
+"""What a plan on fewer axes may take longer and is taken all the same, as a part of the step (a
+guess: far below what prices are off by)."""
 ON_DEVICES = "on_devices"
 """Key of the best plan with nothing in the host's memory, among the baselines of one that was taken
 because it has something there."""
@@ -25,8 +28,8 @@ because it has something there."""
 
 def on_fewer_axes(search: Solving, best: Candidate, others: Sequence[Candidate]) -> Candidate:
     """The plan, or where two of its axes do the same (data, data2) one on fewer axes that is as
-    fast and as small: what one odd operator gains by a second axis of the batch is less than a
-    tie."""
+    small and hardly slower: what one odd operator gains by a second axis of the batch is not worth
+    a mesh that nobody would have written."""
     base = search.base(best.plan.microbatches)
     assert base is not None
     roles = [
@@ -40,8 +43,8 @@ def on_fewer_axes(search: Solving, best: Candidate, others: Sequence[Candidate])
         c
         for c in others
         if len(c.mesh.axes) < len(best.mesh.axes)
-        and search.value(c) <= (1 + TIE) * search.value(best)
-        and c.cost.step_time_s <= (1 + TIE) * best.cost.step_time_s
+        and search.value(c) <= (1 + PLAINER) * search.value(best)
+        and c.cost.step_time_s <= (1 + PLAINER) * best.cost.step_time_s
         and c.cost.memory.total <= (1 + TIE_MEMORY) * best.cost.memory.total
     )
     return min(close, key=lambda c: c.key(search.request), default=best)

@@ -100,7 +100,7 @@ def test_rows_of_the_busiest_experts_are_not_called_work_done_twice() -> None:
 
 def test_a_plan_that_is_a_baseline_and_one_beside_none(gpt: Strategy) -> None:
     same = beside(gpt, 1.0)
-    assert "it is ZeRO-3, and nothing that was searched is faster;" in verdict(
+    assert "it is ZeRO-3, and nothing that was searched is notably faster;" in verdict(
         replace(same, solver={**same.solver, "from": "zero3"})
     )
     assert verdict(replace(gpt, baselines={})).startswith("Run this: fits with")
