@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from planner.execution import collectives
@@ -252,16 +253,8 @@ def _moved(base: GraphFacts, alike: Sequence[int], *, by_name: bool) -> dict[str
 
     tensors = {
         labels.get(t, t): names(t, (sides(graph.nodes[k])[slot] for k in alike))
-        for sides in (_inputs, _outputs)
+        for sides in (attrgetter("inputs"), attrgetter("outputs"))
         for slot, t in enumerate(sides(node))
         if t
     }
     return {**tensors, node.id: [graph.nodes[k].id for k in alike] if by_name else [node.id]}
-
-
-def _inputs(node: Node) -> Sequence[str]:
-    return node.inputs
-
-
-def _outputs(node: Node) -> Sequence[str]:
-    return node.outputs
