@@ -105,14 +105,15 @@ def test_policies_are_those_of_the_least_bounds() -> None:
 
 @pytest.mark.slow
 def test_values_are_offloaded_where_that_is_faster() -> None:
-    """Of 65,536 positions a context is sent over a fast link in less time than it is made again;
-    not where offload is pinned, nor where the host's memory is the device's."""
+    """Of 65,536 positions a context is sent over a fast link in less time than it is made again
+    (with 24 GiB all that pays is saved on the device, and nothing is sent); not where offload is
+    pinned, nor where the host's memory is the device's."""
     options: dict[str, Any] = {
         "devices": 4,
         "batch": 4,
         "hardware": "gh200",
         "baselines": False,
-        "memory_limit_bytes": 24 * 2**30,
+        "memory_limit_bytes": 17 * 2**30,
     }
     source = "zoo:llama3-8b,layers=8,seq=65536"
     free = planner.plan(source, pins=LOOPED, **options)
