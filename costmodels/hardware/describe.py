@@ -16,6 +16,7 @@ from costmodels.hardware.device import (
     Link,
     device_names,
     load_device,
+    machine_named,
     topology_names,
 )
 from costmodels.hardware.intake import exists, read_toml
@@ -174,7 +175,8 @@ def overview(width: int = WIDTH) -> str:
         ),
         (
             "`plan hardware NAME` prints every figure with its source, --json all of them. Torus"
-            " slices by shape: --hardware tpu-v5e:4x8"
+            " slices by shape: --hardware tpu-v5e:4x8. Machines by what their providers call them:"
+            " --hardware p5.48xlarge"
         ),
     )
     gone = (
@@ -190,7 +192,8 @@ def overview(width: int = WIDTH) -> str:
 
 def topology_table(name: str) -> dict[str, Any]:
     """A machine that ships by name, or a topology file, as written there."""
-    return _machine(name) if name in topology_names() and not exists(name) else read_toml(name)
+    ships = "" if exists(name) else machine_named(name)
+    return _machine(ships) if ships else read_toml(name)
 
 
 def describe_topology(name: str, width: int = WIDTH) -> str:

@@ -373,6 +373,21 @@ def topology_names() -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in TOPOLOGIES.glob("*.toml")))
 
 
+@cache
+def _machine_aliases() -> Mapping[str, str]:
+    """Other names of the machines that ship, as their providers write them -> their own."""
+    files = {
+        name: tomllib.loads((TOPOLOGIES / f"{name}.toml").read_text()) for name in topology_names()
+    }
+    return {alias: name for name, data in files.items() for alias in data.get("aliases", ())}
+
+
+def machine_named(name: str) -> str:
+    """The machine that ships by its own name or another one (in any case), "" for none."""
+    lower = name.lower()
+    return lower if lower in topology_names() else _machine_aliases().get(lower, "")
+
+
 def load_device(name: str) -> Device:
     """A shipped device by name or alias (in any case), or a device file by path, which is read
     anew. Raises DeviceError with the file and the key."""

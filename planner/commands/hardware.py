@@ -19,7 +19,7 @@ def hardware(args: argparse.Namespace) -> int:
         overview,
         topology_table,
     )
-    from costmodels.hardware.device import topology_names
+    from costmodels.hardware.device import machine_named
     from planner.machine.topology import device
     from planner.machine.topology_file import from_file, is_topology
 
@@ -29,7 +29,7 @@ def hardware(args: argparse.Namespace) -> int:
     elif is_topology(name):
         from_file(name, None)  # refuses what a plan would refuse
         table, text = topology_table(name), describe_topology(name, console.width())
-    elif name in topology_names() and not Path(name).exists():
+    elif machine_named(name) and not Path(name).exists():
         table, text = topology_table(name), describe_topology(name, console.width())
     else:
         chip = device(name)

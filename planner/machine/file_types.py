@@ -30,6 +30,7 @@ class TopologyFile(TypedDict):
 
     device: NotRequired[str]
     group: NotRequired[list[GroupTable]]
+    aliases: NotRequired[list[str]]
     level: list[TopologyLevel]
     summary: NotRequired[str]
     date: NotRequired[str]

@@ -344,10 +344,8 @@ def device(name: str) -> Device:
                 help=["docs/hardware.md describes the keys and units"],
             ) from e
         names = device_names()
-        near = (
-            f"{name} is a machine: --topology {name}"
-            if name in topology_names()
-            else of_accelerator_type(name) or did_you_mean(name.lower(), [*names, *aliases()])
+        near = of_accelerator_type(name) or did_you_mean(
+            name.lower(), sorted([*names, *aliases(), *topology_names()], key=len)
         )
         if "+" in name:
             near = "several kinds of device: COUNTxDEVICE joined by +, 8xh100-sxm+8xa100-80gb"

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from costmodels import Device, DeviceError, topology_names
-from costmodels.hardware.device import TOPOLOGIES, count, fraction
+from costmodels.hardware.device import TOPOLOGIES, count, fraction, machine_named
 from costmodels.hardware.intake import exists, read_toml
 from costmodels.hardware.units import UnitError, bandwidth_bytes_per_s, time_s
 from planner.errors import PlanError
-from planner.machine.topology import Level, Topology, device
+from planner.machine.topology import Level, Topology, device, for_devices
 
 DEFAULT_EFFICIENCY = 0.8
 """Sustained share of a level's bandwidth when a topology file does not say."""
@@ -27,17 +27,24 @@ def is_topology(path: str | Path) -> bool:
         return False
 
 
+def is_machine(hardware: str) -> bool:
+    """Whether it names a topology, shipped or a file, and not a device."""
+    return is_topology(hardware) or bool(machine_named(hardware))
+
+
+def described(hardware: str, devices: int | None = None) -> Topology:
+    """So many devices of what --hardware names: a device, groups of several kinds, or a machine."""
+    return from_file(hardware, devices) if is_machine(hardware) else for_devices(hardware, devices)
+
+
 def from_file(path: str | Path, devices: int | None = None) -> Topology:
     """A topology file (docs/hardware.md), or one that ships by name. Its product must equal
     `devices` when both are given.
 
     The outermost level may leave its size open: `devices` gives it.
     """
-    path = (
-        TOPOLOGIES / f"{path}.toml"
-        if str(path) in topology_names() and not exists(path)
-        else Path(path)
-    )
+    ships = "" if exists(path) else machine_named(str(path))
+    path = TOPOLOGIES / f"{ships}.toml" if ships else Path(path)
     try:
         data = read_toml(path)
     except OSError as e:
@@ -47,7 +54,9 @@ def from_file(path: str | Path, devices: int | None = None) -> Topology:
         ) from e
     except ValueError as e:
         raise PlanError("P013", f"{path} is not TOML: {e}") from e
-    unknown = [k for k in data if k not in ("device", "group", "level", "summary", "date")]
+    unknown = [
+        k for k in data if k not in ("aliases", "device", "group", "level", "summary", "date")
+    ]
     if unknown:
         raise PlanError(
             "P013",

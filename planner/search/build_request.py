@@ -23,8 +23,8 @@ from planner.execution.techniques import (
     TECHNIQUES,
 )
 from planner.graph.findings import Finding
-from planner.machine.topology import Topology, for_devices, from_json
-from planner.machine.topology_file import from_file
+from planner.machine.topology import Topology, from_json
+from planner.machine.topology_file import described, from_file
 from planner.ops.expert_load import said
 from planner.pins.launcher_space import SPACES, LauncherSpace, choose_launcher, within
 from planner.pins.pins import Pins, parse_pins
@@ -169,7 +169,7 @@ def _machine(machine: MachineOptions, search: SearchOptions) -> Topology:
     return (
         from_file(machine.topology, machine.devices)
         if machine.topology is not None
-        else for_devices(machine.hardware or DEFAULT_HARDWARE, machine.devices)
+        else described(machine.hardware or DEFAULT_HARDWARE, machine.devices)
     )
 
 

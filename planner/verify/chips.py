@@ -121,7 +121,13 @@ CHIPS: Mapping[str, Chip] = {
 }
 """name -> chip, as in `--target gpu:NAME`."""
 
-_OTHER_NAMES: Mapping[str, str] = {"h100-sxm": "h100", "h200-sxm": "h200", "a100-80gb": "a100"}
+_OTHER_NAMES: Mapping[str, str] = {
+    "h100-sxm": "h100",
+    "h200-sxm": "h200",
+    "h800-sxm": "h100",
+    "a100-80gb": "a100",
+    "a800-80gb": "a100",
+}
 """Names of shipped devices (`plan hardware`) -> names here."""
 
 

@@ -11,10 +11,9 @@ from math import prod
 from typing import Any
 
 from costmodels.hardware.describe import topology_table
-from costmodels.hardware.device import topology_names
 from planner.errors import PlanError
-from planner.machine.topology import Topology, device, for_devices
-from planner.machine.topology_file import from_file, is_topology
+from planner.machine.topology import device
+from planner.machine.topology_file import described, is_machine
 from planner.machine.tpu_slices import named_slice, part_of_host, slice_shapes
 from planner.strategy.strategy import Strategy
 from planner.whatif.sweep_rows import Point, Row, bytes_of, front
@@ -85,11 +84,11 @@ class Sweeper:
         n: int | None = point.devices
         chip = None
         try:
-            topology = _machine(point.hardware, n)
+            topology = described(point.hardware, n)
             n, chip = topology.devices, topology.device
             where = (
                 {"topology": point.hardware}
-                if _is_machine(point.hardware)
+                if is_machine(point.hardware)
                 else {"hardware": point.hardware}
             )
             source, dims = sized(self.source, {**self.common["dims"], **dict(point.dims)})
@@ -121,7 +120,7 @@ class Sweeper:
         """The largest batch that fits in one go: doubled from one row a device until it does not,
         then halved towards that in steps of a row a device."""
         assert point.devices is not None or _slice_named(point.hardware)
-        n = _machine(point.hardware, point.devices).devices
+        n = described(point.hardware, point.devices).devices
         once = self._once()
 
         def attempt(batch: int) -> Row:
@@ -216,18 +215,18 @@ def own_devices(hardware: str) -> int | None:
     for other hardware."""
 
     if (
-        not _is_machine(hardware)
+        not is_machine(hardware)
         or not {"size", "shape"} & topology_table(hardware)["level"][-1].keys()
     ):
         return None
-    return _machine(hardware, None).devices
+    return described(hardware, None).devices
 
 
 def device_counts(hardware: str) -> list[int]:
     """Numbers that hardware is used in, rising: powers of two up to a node, then whole nodes by
     powers of two and quarters of these; real slices of a torus."""
 
-    if _is_machine(hardware):
+    if is_machine(hardware):
         levels = topology_table(hardware)["level"]
         node = prod(prod(x["shape"]) if "shape" in x else x.get("size", 1) for x in levels)
         inside: list[int] = []
@@ -260,17 +259,6 @@ def sized(source: str, dims: Mapping[str, int]) -> tuple[str, dict[str, int]]:
     name, *options = source.split(",")
     others = [o for o in options if o.partition("=")[0] not in dims]
     return ",".join([name, *others, *(f"{k}={v}" for k, v in dims.items())]), {}
-
-
-def _machine(hardware: str, devices: int | None) -> Topology:
-
-    return from_file(hardware, devices) if _is_machine(hardware) else for_devices(hardware, devices)
-
-
-def _is_machine(hardware: str) -> bool:
-    """Whether it names a topology, shipped or a file, and not a device."""
-
-    return is_topology(hardware) or hardware in topology_names()
 
 
 def _slice_named(hardware: str) -> bool:

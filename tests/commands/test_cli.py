@@ -551,7 +551,7 @@ ERRORS: list[tuple[list[str], str, int]] = [
     ([TINY, "--devices", "8", "--workload", "serve"], "P018", 2),
     ([TINY, "--devices", "8", "--backend", "torch"], "P018", 2),
     ([TINY, "--devices", "8", "--precision", "bf16"], "P018", 2),
-    ([TINY, "--devices", "8", "--hardware", "h10"], "did you mean 'h100-sxm'", 2),
+    ([TINY, "--devices", "8", "--hardware", "h10"], "did you mean 'h100'", 2),
     ([TINY, "--devices", "9"], "P012", 2),
     ([TINY, "--topology", "none.toml"], "P013", 2),
     ([TINY, "--topology", "t.toml", "--devices", "8"], "P014", 2),

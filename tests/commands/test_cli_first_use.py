@@ -360,6 +360,13 @@ def test_an_unknown_device_comes_with_the_ten_lines_that_describe_one(
         ("mi325x", "mi325x"),
         ("mi355x", "mi355x"),
         ("trn2", "trainium2"),
+        ("h800", "h800-sxm"),
+        ("A6000", "rtx-a6000"),
+        ("3090", "rtx3090"),
+        ("t4", "t4"),
+        ("mi250x", "mi250x"),
+        ("p4d.24xlarge", "a100-40gb"),
+        ("a3-megagpu-8g", "h100-sxm"),
     ],
 )
 def test_devices_that_people_have_ship(name: str, device: str) -> None:

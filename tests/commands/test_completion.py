@@ -41,7 +41,7 @@ def test_every_verb_and_option_is_there(shell: str, capsys: pytest.CaptureFixtur
         ("plan export --t", {"--to"}),
         ("plan model.onnx --dev", {"--devices"}),
         ("plan check --against pl", {"plan.json"}),
-        ("plan m.onnx --hardware h1", {"h100-sxm"}),
+        ("plan m.onnx --hardware h1", {"h100-nvl", "h100-pcie", "h100-sxm"}),
         ("plan sweep m.onnx --runtime meg", {"megatron"}),
         ("plan z", {"zoo:"}),
         ("plan zoo:llama3-7", {"llama3-70b"}),

@@ -15,17 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planner
-from costmodels import device_names, load_device, topology_names
+from costmodels import aliases, device_names, load_device, topology_names
 from costmodels.collectives import Span, collective_lines, collective_time_s
-from costmodels.hardware.describe import describe_topology, overview
-from costmodels.hardware.device import TOPOLOGIES
+from costmodels.hardware.describe import describe_topology, overview, topology_table
+from costmodels.hardware.device import TOPOLOGIES, machine_named
 from costmodels.hardware.mixed import slowest
 from costmodels.kernels import roofline_time_s
 from planner.emit.from_strategy import emit
 from planner.errors import PlanError
 from planner.machine.mesh_choices import divisors, meshes, pinned_mesh, two_axes
 from planner.machine.topology import Level, Mesh, MeshAxis, Topology, for_devices, from_json
-from planner.machine.topology_file import from_file
+from planner.machine.topology_file import described, from_file
 from planner.machine.tpu_slices import part_of_host, slice_shapes, wraps
 from planner.strategy.strategy import Strategy
 from planner.whatif.reprice import machine_now, open_recorded, reprice
@@ -143,7 +143,7 @@ def test_slices_by_their_shape() -> None:
         ("tpu-v5e:4x4", 8, "P014", "--devices 16, or leave"),
         ("tpu-v9:4x4", None, "P010", "tpu-v"),
         ("tpu-v5e", None, "P017", "--devices N"),
-        ("aws-p5", 8, "P010", "--topology aws-p5"),
+        ("aws-p55", 8, "P010", "did you mean 'aws-p5'"),
         ("hh100", 8, "P010", "did you mean 'h100'"),
         ("v5litepod-16", None, "P010", "16 chips: --hardware v5e --devices 16"),
         ("tpu-v6e-256", None, "P010", "256 chips: --hardware v6e --devices 256"),
@@ -508,6 +508,29 @@ def test_files_of_another_form_are_explained(tmp_path: Path, content: bytes) -> 
     path.write_bytes(content)
     with pytest.raises(PlanError, match="P013"):
         from_file(path)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "name"),
+    [
+        ("p5.48xlarge", "aws-p5"),
+        ("a3-megagpu-8g", "gcp-a3-mega"),
+        ("Standard_ND96isr_H100_v5", "azure-nd-h100-v5"),
+        ("aws-p6-b300", "aws-p6-b300"),
+        ("frontier", "frontier"),
+    ],
+)
+def test_hardware_may_be_what_a_provider_calls_a_machine(hardware: str, name: str) -> None:
+    assert machine_named(hardware) == name
+    named = [from_file(name, 32), from_file(hardware, 32), described(hardware, 32)]
+    assert named[0].levels[-1].size == 4 and all(x == named[0] for x in named)
+    assert described("h100", 32) == for_devices("h100-sxm", 32)
+
+
+def test_names_of_machines_are_of_one_machine_and_no_device() -> None:
+    listed = [a for n in topology_names() for a in topology_table(n).get("aliases", ())]
+    assert len(listed) == len(set(listed)) and all(a == a.lower() for a in listed)
+    assert not {*listed, *topology_names()} & {*device_names(), *aliases()}
 
 
 @pytest.mark.parametrize("name", topology_names())

@@ -31,7 +31,19 @@ WIDE, DEEP, SHORT = 256, 64, 64
 """Columns of a tile; elements that are summed at a time; rows that are, of a weight's gradient."""
 WARPS = 8
 """Among how many Triton divides a tile."""
-FLOAT8 = ("H100", "H200", "H20", "H800", "B200", "B300", "L4", "4090")
+FLOAT8 = (
+    "H100",
+    "H200",
+    "H20",
+    "H800",
+    "B200",
+    "B300",
+    "L4",
+    "4090",
+    "5090",
+    "6000 Ada",
+    "PRO 6000",
+)
 """GPUs that multiply float8, by parts of their names."""
 LOADS = {"A100": 3, "A800": 3, "A30": 3, "H100": 4, "H200": 4, "H20": 4, "H800": 4, "B200": 4}
 """How many pieces of operands Triton has under way, by parts of names of GPUs, as many as their
