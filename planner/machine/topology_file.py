@@ -44,9 +44,9 @@ def from_file(path: str | Path, devices: int | None = None) -> Topology:
     The outermost level may leave its size open: `devices` gives it.
     """
     ships = "" if exists(path) else machine_named(str(path))
-    path = TOPOLOGIES / f"{ships}.toml" if ships else Path(path)
+    path = Path(ships or path)  # as errors name it
     try:
-        data = read_toml(path)
+        data = read_toml(TOPOLOGIES / f"{ships}.toml" if ships else path)
     except OSError as e:
         help = [f"shipped: {', '.join(topology_names())}"] if not exists(path) else []
         raise PlanError(
@@ -76,6 +76,8 @@ def from_file(path: str | Path, devices: int | None = None) -> Topology:
             f"{path}: a topology needs `device = NAME`, or [[group]] tables instead, and at least"
             " one [[level]]",
         )
+    if ships and devices is not None and 0 < devices < tables[0]["size"]:
+        tables = [_part_of_node(tables[0], devices)]
     if not {"size", "shape"} & tables[-1].keys():
         tables[-1]["size"] = _open_size(path, tables[:-1], sum(n for _, n in groups) or devices)
         if tables[-1]["size"] == 1 and len(tables) > 1:
@@ -127,6 +129,13 @@ def _mixed(
         raise PlanError(
             "P013", f"{path}: {e}", help=["devices of one kind: gpu, tpu or cpu"]
         ) from e
+
+
+def _part_of_node(table: Mapping[str, Any], devices: int) -> dict[str, Any]:
+    """The innermost level of a machine that ships with fewer devices than a node has, whose switch
+    makes no all-reduce of a part of it."""
+    of_whole = ("all_reduce_bandwidth", "all_reduce_latency")
+    return {key: value for key, value in table.items() if key not in of_whole} | {"size": devices}
 
 
 def _open_size(path: Path, inner: list[dict[str, Any]], devices: int | None) -> int:

@@ -105,6 +105,11 @@ def _memory_findings(strategy: Strategy) -> list[Finding]:
     return listed
 
 
+FASTER_IN_FP16 = 1.5
+"""From how many times the rate of bfloat16 on float16 is worth a word: GPUs before 2020 multiply
+bfloat16 as they do float32."""
+
+
 def _operator_findings(strategy: Strategy) -> list[Finding]:
     """Precision that no program is emitted in, and operators without a rule."""
     c, listed = strategy.costs, list[Finding]()
@@ -117,14 +122,20 @@ def _operator_findings(strategy: Strategy) -> list[Finding]:
                 " --precision bf16-mixed is emitted",
             )
         )
-    if recipe.compute != recipe.between:
-        device = from_json(strategy.topology).device
-        if recipe.compute not in device.peak_flops_per_s:
-            text = (
-                f"{device.name} has no units for products in {recipe.name}: they take as long as in"
-                f" {recipe.between}, and conversions come on top; --precision bf16-mixed is faster"
-            )
-            listed.append(Finding("operators", text))
+    device = from_json(strategy.topology).device
+    times = device.peak("float16") / device.peak(recipe.compute)
+    if recipe.compute == "bfloat16" and times > FASTER_IN_FP16:
+        text = (
+            f"{device.name} has no units for products in bfloat16: --precision fp16 multiplies"
+            f" {times:.2g} times as fast"
+        )
+        listed.append(Finding("operators", text))
+    if recipe.compute != recipe.between and recipe.compute not in device.peak_flops_per_s:
+        text = (
+            f"{device.name} has no units for products in {recipe.name}: they take as long as in"
+            f" {recipe.between}, and conversions come on top; --precision bf16-mixed is faster"
+        )
+        listed.append(Finding("operators", text))
     for reason, n, seconds in unsupported(strategy):
         share = f", {percent(seconds / c['step_time_s'])} of the step" if c["step_time_s"] else ""
         listed.append(

@@ -527,6 +527,16 @@ def test_hardware_may_be_what_a_provider_calls_a_machine(hardware: str, name: st
     assert described("h100", 32) == for_devices("h100-sxm", 32)
 
 
+def test_a_part_of_a_machines_node_is_asked_for() -> None:
+    part, usual = described("p5.48xlarge", 4), for_devices("h100-sxm", 4)
+    assert [level.size for level in part.levels] == [4]
+    assert part.levels[0].all_reduce_bytes_per_s == usual.levels[0].all_reduce_bytes_per_s == 0
+    assert from_file("gb200-racks", 36).devices == 36
+    with pytest.raises(PlanError, match="--devices 12 but aws-p5 joins groups of 8") as e:
+        described("p5.48xlarge", 12)
+    assert list(e.value.help) == ["--devices 8 or 16"]
+
+
 def test_names_of_machines_are_of_one_machine_and_no_device() -> None:
     listed = [a for n in topology_names() for a in topology_table(n).get("aliases", ())]
     assert len(listed) == len(set(listed)) and all(a == a.lower() for a in listed)

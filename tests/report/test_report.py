@@ -421,3 +421,13 @@ def test_one_value_saves_and_several_save() -> None:
     assert values_words("save:router") == "router saves"
     assert values_words("save:k,v") == "k, v save"
     assert values_words("save:offload:context") == "context sends to host memory"
+
+
+def test_devices_without_bfloat16_are_told() -> None:
+    def told(hardware: str, precision: str) -> bool:
+        options = {"batch": 16, "precision": precision, "baselines": False, "cache": None}
+        strategy = planner.plan("zoo:mlp-tiny", devices=8, hardware=hardware, **options)
+        return any("no units for products in bfloat16" in f for f in findings(strategy))
+
+    assert told("v100", "bf16-mixed") and told("t4", "bf16-mixed")
+    assert not told("t4", "fp16") and not told("a100", "bf16-mixed") and not told("cpu", "fp32")
