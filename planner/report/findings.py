@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from costmodels.hardware.units import show_bytes, show_time
-from costmodels.precision import load_recipe
+from costmodels.precision import Recipe, load_recipe
+from planner.errors import PlanError
 from planner.graph.findings import Finding, ordered
 from planner.machine.topology import from_json
 from planner.report.baselines import TABLES, WITH_ROOM, pins_for, ties
@@ -110,6 +111,26 @@ FASTER_IN_FP16 = 1.5
 bfloat16 as they do float32."""
 
 
+def _of_products(strategy: Strategy, recipe: Recipe) -> list[Finding]:
+    """That a device has no units for products of the plan's type: nothing where its file is not
+    here, as a strategy may be read anywhere."""
+    try:
+        device = from_json(strategy.topology).device
+    except PlanError:
+        return []
+    times, text = device.peak("float16") / device.peak(recipe.compute), ""
+    if recipe.compute == "bfloat16" and times > FASTER_IN_FP16:
+        text = f"--precision fp16 multiplies {times:.2g} times as fast"
+    elif recipe.compute != recipe.between and recipe.compute not in device.peak_flops_per_s:
+        text = (
+            f"they take as long as in {recipe.between}, and conversions come on top; --precision"
+            " bf16-mixed is faster"
+        )
+    said = recipe.compute if recipe.compute == "bfloat16" else recipe.name
+    none = f"{device.name} has no units for products in {said}: {text}"
+    return [Finding("operators", none)] if text else []
+
+
 def _operator_findings(strategy: Strategy) -> list[Finding]:
     """Precision that no program is emitted in, and operators without a rule."""
     c, listed = strategy.costs, list[Finding]()
@@ -122,20 +143,7 @@ def _operator_findings(strategy: Strategy) -> list[Finding]:
                 " --precision bf16-mixed is emitted",
             )
         )
-    device = from_json(strategy.topology).device
-    times = device.peak("float16") / device.peak(recipe.compute)
-    if recipe.compute == "bfloat16" and times > FASTER_IN_FP16:
-        text = (
-            f"{device.name} has no units for products in bfloat16: --precision fp16 multiplies"
-            f" {times:.2g} times as fast"
-        )
-        listed.append(Finding("operators", text))
-    if recipe.compute != recipe.between and recipe.compute not in device.peak_flops_per_s:
-        text = (
-            f"{device.name} has no units for products in {recipe.name}: they take as long as in"
-            f" {recipe.between}, and conversions come on top; --precision bf16-mixed is faster"
-        )
-        listed.append(Finding("operators", text))
+    listed += _of_products(strategy, recipe)
     for reason, n, seconds in unsupported(strategy):
         share = f", {percent(seconds / c['step_time_s'])} of the step" if c["step_time_s"] else ""
         listed.append(
