@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from models_zoo.hub_names import preset_meant
 from models_zoo.spec import Family, Value, make, parse_options, split_spec
 from planner.errors import PlanError, did_you_mean
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["build", "families", "find", "listed", "parse", "presets", "with_cache"]
+__all__ = ["build", "families", "find", "listed", "parse", "preset_named", "presets", "with_cache"]
 
 
 MODULES = (
@@ -103,18 +104,33 @@ def find(spec: str) -> tuple[Family, str, dict[str, Value]]:
         return family, name, parse_options(family, given)
     if (other := _named_configs().aliases().get(name)) is not None:
         return find(",".join([other, *(f"{option}={text}" for option, text in given.items())]))
+    if other := preset_named(name):
+        return find(",".join([other, *(f"{option}={text}" for option, text in given.items())]))
     inside = [p for family in families() if family.name == name for p in family.presets]
-    known = inside or [*presets(), *_named_configs().aliases()]
-    hint = did_you_mean(name, known)
+    known = _all_names()
+    hint = did_you_mean(name, inside or known)
     raise PlanError(
         "P070",
         f"no zoo preset {name!r}",
         help=[
             *([hint] if hint else []),
             "a Hugging Face config.json of other models is planned as it is: plan config.json",
-            "presets: " + ", ".join(known),
+            f"presets: {', '.join(inside)}"
+            if inside
+            else f"`python -m models_zoo` lists the {len(known)} presets",
         ],
     )
+
+
+def preset_named(name: str) -> str:
+    """The preset that another spelling means, or a name on the Hugging Face hub
+    (models_zoo.hub_names): "llama3.1-8b" of "meta-llama/Llama-3.1-8B-Instruct"; "" for none."""
+    return preset_meant(name, _all_names())
+
+
+def _all_names() -> list[str]:
+    """The presets and their other names."""
+    return [*presets(), *_named_configs().aliases()]
 
 
 def _family_of(name: str) -> Family | None:

@@ -35,12 +35,15 @@ plan --help: every option and command   plan hardware: machines   python -m mode
 Add = Callable[[argparse.ArgumentParser], None]
 
 
-def _as_pin(word: str) -> str:
-    """What is pinned, not an option of its own: `--zero 3` is `--pin zero=3`."""
+def _typed_here(word: str) -> str:
+    """How an option of other tools is typed here; `--zero 3` is pinned, `--pin zero=3`."""
+    from planner.commands.options.other_names import typed_here
     from planner.execution.techniques import BY_NAME
     from planner.pins.dialects import key_meant
     from planner.pins.pins import AXES
 
+    if typed := typed_here(word):
+        return typed
     name, _, value = word.removeprefix("--").partition("=")
     key = key_meant(name)
     return (
@@ -260,7 +263,7 @@ def parser(verb: str) -> Parser:
         about = f"plan FILE: {about}."
         rows = "\n".join(f"  plan {name:<9} {text}" for name, (_, _, text, _) in VERBS.items())
         epilog += f"\n\ncommands (plan COMMAND --help tells more):\n{rows}"
-    p = Parser("plan" if verb == "make" else f"plan {verb}", about, epilog, _as_pin)
+    p = Parser("plan" if verb == "make" else f"plan {verb}", about, epilog, _typed_here)
     add(p)
     if verb == "make":
         p.add_argument("--version", action=Version, help="print the version and leave")
@@ -294,11 +297,11 @@ def choose_verb(argv: Sequence[str]) -> tuple[str, list[str]]:
         and not any(c in word for c in "./:\\")
         and not os.path.exists(word)
     ):
-        from models_zoo import presets
+        from models_zoo import preset_named, presets
 
-        models = presets()
-        near = closest(word.partition(",")[0], [*VERBS, *models])
-        near = near and f"did you mean {'zoo:' + near if near in models else near!r}?"
+        models, plain = presets(), word.partition(",")[0]
+        near = preset_named(plain) or closest(plain, [*VERBS, *models])
+        near = near and f"did you mean {'zoo:' + near if near not in VERBS else near!r}?"
         if word in SERVING:
             near = "plan MODEL --workload infer --prompt 2048 --generate 256 --concurrency 64"
         raise PlanError(

@@ -10,6 +10,7 @@ from costmodels.hardware.units import show_bytes
 from planner.errors import PlanError
 from planner.strategy.read import load
 from planner.strategy.strategy import Strategy
+from planner.support.hub_cache import hub_model
 
 MOST_FILES, MOST_READ = 8, 1 << 28
 """How many files, and of how many bytes at most, are looked into for a model that is not where it
@@ -20,11 +21,13 @@ __all__ = ["load", "made_folder", "model_of", "next_steps", "renamed", "stem", "
 
 def stem(source: str) -> str:
     """`llama3-8b-seq4096` of zoo:llama3-8b,seq=4096, so that plans of two sizes lie side by side;
-    `model` of folder/model.onnx; `folder` of folder/config.json, as all are called that."""
+    `model` of folder/model.onnx; `folder` of folder/config.json, as all are called that, and MODEL
+    of one that the hub's tools keep as OWNER/MODEL."""
     if source.startswith("zoo:"):
-        return re.sub(r"[^\w.-]", "", source.removeprefix("zoo:").replace(",", "-"))
+        name = source.removeprefix("zoo:").rpartition("/")[2]  # zoo:OWNER/MODEL, as the hub has it
+        return re.sub(r"[^\w.-]", "", name.replace(",", "-"))
     path = Path(source)
-    return (path.name == "config.json" and path.parent.name) or path.stem
+    return (path.name == "config.json" and (hub_model(path) or path.parent.name)) or path.stem
 
 
 def made_folder(path: str, *, parents: bool = False) -> Path:

@@ -27,7 +27,7 @@ from costmodels.hardware.intake import exists
 from costmodels.hardware.mixed import slowest
 from costmodels.hardware.units import show_bytes
 from planner.errors import PlanError, did_you_mean
-from planner.machine.group_names import named_groups
+from planner.machine.group_names import counted_behind, named_groups
 from planner.machine.tpu_slices import (
     named_slice,
     of_accelerator_type,
@@ -344,8 +344,11 @@ def device(name: str) -> Device:
                 help=["docs/hardware.md describes the keys and units"],
             ) from e
         names = device_names()
-        near = of_accelerator_type(name) or did_you_mean(
-            name.lower(), sorted([*names, *aliases(), *topology_names()], key=len)
+        others = sorted([*names, *aliases(), *topology_names()], key=len)
+        near = (
+            of_accelerator_type(name)
+            or counted_behind(name, others)
+            or did_you_mean(name.lower(), others)
         )
         if "+" in name:
             near = "several kinds of device: COUNTxDEVICE joined by +, 8xh100-sxm+8xa100-80gb"

@@ -13,6 +13,7 @@ from costmodels.hardware.device import TOPOLOGIES, count, fraction, machine_name
 from costmodels.hardware.intake import exists, read_toml
 from costmodels.hardware.units import UnitError, bandwidth_bytes_per_s, time_s
 from planner.errors import PlanError
+from planner.machine.group_names import named_groups
 from planner.machine.topology import Level, Topology, device, for_devices
 
 DEFAULT_EFFICIENCY = 0.8
@@ -33,8 +34,33 @@ def is_machine(hardware: str) -> bool:
 
 
 def described(hardware: str, devices: int | None = None) -> Topology:
-    """So many devices of what --hardware names: a device, groups of several kinds, or a machine."""
-    return from_file(hardware, devices) if is_machine(hardware) else for_devices(hardware, devices)
+    """So many devices of what --hardware names: a device, groups by their numbers, a machine, or
+    so many nodes of one (4xp5.48xlarge). Raises PlanError P014 for another number of devices."""
+    if is_machine(hardware):
+        return from_file(hardware, devices)
+    if nodes := _nodes_named(hardware):
+        topology = from_file(nodes[1], nodes[0] * _per_node(nodes[1]))
+        if devices not in (None, topology.devices):
+            raise PlanError(
+                "P014",
+                f"--devices {devices} but {hardware} has {topology.devices}",
+                help=[f"--devices {topology.devices}, or leave --devices out"],
+            )
+        return topology
+    return for_devices(hardware, devices)
+
+
+def _nodes_named(hardware: str) -> tuple[int, str] | None:
+    """(4, "aws-p5") of 4xp5.48xlarge: nodes of a machine that ships and may have any number."""
+    groups = named_groups(hardware)
+    machine = machine_named(groups[0][1]) if len(groups) == 1 else ""
+    return (groups[0][0], machine) if machine else None
+
+
+def _per_node(machine: str) -> int:
+    """Devices below the outermost level of a machine that ships."""
+    tables = read_toml(TOPOLOGIES / f"{machine}.toml")["level"]
+    return prod(table["size"] for table in tables[:-1])
 
 
 def from_file(path: str | Path, devices: int | None = None) -> Topology:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from planner.errors import PlanError, did_you_mean
@@ -53,7 +54,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(
         self, prog: str, about: str, example: str, meant: Callable[[str], str] = lambda word: ""
     ) -> None:
-        """meant: of an option that `--pin` might stand for, how that is typed; "" for none."""
+        """meant: how an option that planning commands lack is typed for them; "" for none."""
         super().__init__(
             prog=prog,
             description=about,
@@ -70,6 +71,11 @@ class Parser(argparse.ArgumentParser):
         """argparse's message as a PlanError."""
         raise PlanError("P003", message.removeprefix("argument "), help=[f"{self.prog} --help"])
 
+    def _meant(self, word: str) -> str:
+        """What `word` might have been meant to say, of commands that plan."""
+        plans = "--pin" in self._option_string_actions and word.startswith("-")
+        return self.meant(word) if plans else ""
+
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse; unknown options are named before anything else is complained about. A verb with
         `arguments` hands on what follows --."""
@@ -81,11 +87,14 @@ class Parser(argparse.ArgumentParser):
         if passed is not None:
             argv = list(argv)[: list(argv).index("--")]
         known = list(self._option_string_actions)
-        for word in argv[: list(argv).index("--")] if "--" in argv else argv:
+        words = list(argv[: list(argv).index("--")] if "--" in argv else argv)
+        for word, after in pairwise([*words, "-"]):
             name = word.partition("=")[0]
             if name.startswith("--") and name not in known:
-                near = self.meant(word) if "--pin" in known else ""
-                near = near or did_you_mean(name, [k for k in known if k != "--help"])
+                valued = word if "=" in word or after.startswith("-") else f"{word}={after}"
+                near = self._meant(valued) or did_you_mean(
+                    name, [k for k in known if k != "--help"]
+                )
                 raise PlanError(
                     "P002",
                     f"`{self.prog}` has no option {name}",
@@ -99,7 +108,7 @@ class Parser(argparse.ArgumentParser):
             raise PlanError(
                 "P002",
                 f"`{self.prog}` does not understand {' '.join(extra)!r}",
-                help=[f"{self.prog} --help"],
+                help=[h for h in (self._meant(extra[0]), f"{self.prog} --help") if h],
             )
         if passed is not None:
             args.arguments = tuple(passed)

@@ -1,17 +1,21 @@
-"""The model that a folder stands for where one is named."""
+"""The file that is meant where a model is named by its folder, or as the hub names it."""
 
 from __future__ import annotations
 
 import os
 
 from planner.errors import PlanError
+from planner.support.hub_cache import cached_config, is_hub_name
 
 
 def model_file(source: str) -> str:
     """The file of a model that is named: of a folder the one model in it, its config.json or its
-    ONNX file. Raises PlanError P101 where it has none, or several."""
+    ONNX file; of OWNER/MODEL[,key=value...] the config.json that the hub's tools keep here. Raises
+    PlanError P101 where a folder has none, or several."""
     if not os.path.isdir(source):
-        return source
+        name, comma, sizes = source.partition(",")
+        config = cached_config(name) if is_hub_name(name) else ""
+        return config + comma + sizes if config else source
     try:
         inside = sorted(
             os.path.join(source, name)

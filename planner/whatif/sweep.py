@@ -12,6 +12,7 @@ from typing import Any
 
 from costmodels.hardware.describe import topology_table
 from planner.errors import PlanError
+from planner.machine.group_names import named_groups
 from planner.machine.topology import device
 from planner.machine.topology_file import described, is_machine
 from planner.machine.tpu_slices import named_slice, part_of_host, slice_shapes
@@ -211,9 +212,10 @@ class Sweeper:
 
 
 def own_devices(hardware: str) -> int | None:
-    """As many devices as a topology file says there are; None where the file leaves that open, and
-    for other hardware."""
-
+    """As many devices as a topology file or a name such as 8xh100 says there are; None where that
+    is left open."""
+    if named_groups(hardware):
+        return described(hardware, None).devices
     if (
         not is_machine(hardware)
         or not {"size", "shape"} & topology_table(hardware)["level"][-1].keys()

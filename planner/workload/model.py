@@ -26,6 +26,7 @@ from planner.reader.onnx.file import load
 from planner.reader.onnx.norm_records import folded_norms
 from planner.support.model_folder import model_file
 from planner.workload.block_order import in_blocks
+from planner.workload.file_missing import refuse_name
 from planner.workload.host_tables import with_host_tables
 from planner.workload.routing import Spread, with_routing
 from planner.workload.train_eval_mode import evaluation, mode_notes
@@ -230,6 +231,8 @@ class Model:
                     left_out=told(proto, "left_out"),
                 )
 
+        if not path.exists():
+            refuse_name(text)
         return cls(path.name, workload, devices, path.parent, load(path))
 
     def under(self, **workload: Any) -> Model:

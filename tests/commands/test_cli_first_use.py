@@ -3,6 +3,7 @@ to be, and nothing stale is shown."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 import models_zoo
 import planner.api
-from planner.cli import main
+from planner.cli import main, parser
+from planner.commands.options.other_names import OTHER_NAMES
 from planner.errors import PlanError
 from planner.support.console import Live
 from planner.whatif.reprice import manual
@@ -100,6 +102,36 @@ def test_options_that_are_pins_are_said_to_be(
 ) -> None:
     said = error(capsys, TINY, "--devices", "8", option)
     assert "error[P002]" in said and pin in said and "--version" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "typed"),
+    [
+        (("--gpus", "8"), "--devices N"),
+        (("-n", "8"), "--devices N"),
+        (("--num_nodes=2",), "--devices N"),
+        (("--devices", "8", "--dtype", "bf16"), "--precision bf16-mixed"),
+        (("--devices", "8", "--seq-len", "128"), "zoo:NAME,seq=N"),
+        (("--devices", "8", "--global-batch-size", "8"), "--batch N"),
+        (("--devices", "8", "--gradient-accumulation-steps", "8"), "--pin micro=N"),
+        (("--devices", "8", "--inference"), "--workload infer"),
+        (("--devices", "8", "--zero", "3"), "--pin zero=3"),
+        (("--devices", "8xh100"), "--hardware 8xh100"),
+        (("--hardware", "h100:8"), "--hardware 8xh100"),
+        (("--hardware", "h100x8"), "--hardware 8xh100"),
+    ],
+)
+def test_what_other_tools_call_an_option_is_answered_with_how_it_is_typed(
+    options: tuple[str, ...], typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"{typed}" in error(capsys, TINY, *options)
+
+
+def test_what_other_names_are_told_to_type_exists() -> None:
+    options = parser("make")._option_string_actions
+    for typed in OTHER_NAMES.values():
+        for word in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", typed):
+            assert word in options, typed
 
 
 def test_semi_auto_needs_pins(capsys: pytest.CaptureFixture[str]) -> None:

@@ -203,7 +203,7 @@ def test_parse_gives_family_preset_and_typed_overrides() -> None:
 ERRORS = [
     ("zoo:lama3-8b", "P070", "no zoo preset 'lama3-8b'", "did you mean 'llama3-8b'?"),
     ("zoo:llama", "P070", "no zoo preset 'llama'", "presets: llama-tiny, llama2-7b"),
-    ("zoo:", "P070", "no zoo preset ''", "presets: mlp"),
+    ("zoo:", "P070", "no zoo preset ''", "`python -m models_zoo` lists the"),
     ("zoo:falcon-7b", "P070", "no zoo preset 'falcon-7b'", "config.json of other models"),
     ("gpt,layer=3", "P071", "gpt has no option 'layer'", "did you mean 'layers'?"),
     ("gpt,layers", "P071", "'layers' is not OPTION=VALUE", "option=value"),

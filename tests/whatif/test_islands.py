@@ -16,12 +16,14 @@ from planner.cli import main
 from planner.commands.exchange import machine_of
 from planner.errors import PlanError
 from planner.machine.topology import for_devices, from_json
+from planner.machine.topology_file import described
 from planner.pins.pins import Pins, parse_pins
 from planner.report.commands import reproduce
 from planner.strategy.read import load
 from planner.strategy.strategy import Strategy
 from planner.whatif.islands import dealt_out
 from planner.whatif.reprice import own_model, replan, reprice
+from planner.whatif.sweep import own_devices
 
 BOTH = "8xh100-sxm+8xa100-80gb"
 MODEL = "zoo:llama3-8b,layers=1,seq=2048"
@@ -190,6 +192,16 @@ def test_names_of_groups_that_cannot_be(hardware: str, devices: int | None, code
 
 def test_one_kind_twice_is_that_kind() -> None:
     assert for_devices("8xh100-sxm+8xh100") == for_devices("h100-sxm", 16)
+    assert described("8xh100") == for_devices("h100-sxm", 8)
+
+
+def test_so_many_nodes_of_a_machine_may_be_named() -> None:
+    """By what its provider calls them; a device of that number is not meant."""
+    assert described("4xp5.48xlarge") == described("aws-p5", 32)
+    assert described("4xp5.48xlarge", 32) == described("aws-p5", 32)
+    with pytest.raises(PlanError, match="has 32"):
+        described("4xp5.48xlarge", 8)
+    assert own_devices("2xp5.48xlarge") == 16 and own_devices("8xh100") == 8
 
 
 def test_islands_cannot_be_pinned() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -57,6 +58,8 @@ def span(text: str) -> tuple[int, int]:
 
 def whole_or_fewest(text: str) -> int | str:
     """A whole number, or the word."""
+    if re.fullmatch(r"\d{1,8}x[A-Za-z].*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is also a device: --hardware {text}")
     return text if text == "fewest" else whole(text)
 
 
