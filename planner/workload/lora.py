@@ -1,15 +1,17 @@
 """LoRA: y = x W becomes y = x W + (alpha / rank) (x A) B with W frozen, A [k, rank] seeded normal,
 B [rank, n] zero at the start.
 
-`--lora rank=16,targets=GLOB[,alpha=32]`. The adapters are nodes and weights of the graph like any
-others, so they are split, priced and emitted by the same rules. They are called `<label>.lora_A`
-and `<label>.lora_B`. Targets are the second operands of matrix products; weights of experts [e, k,
-n] get one adapter an expert. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models"
-(2021).
+`--lora rank=16[,targets=GLOB,...][,alpha=32]`. The adapters are nodes and weights of the graph like
+any others, so they are split, priced and emitted by the same rules. They are called
+`<label>.lora_A` and `<label>.lora_B`. Targets are the second operands of matrix products, named by
+a glob or by the layer that they are part of (q_proj), or all of them but the head's; weights of
+experts [e, k, n] get one adapter an expert. Hu et al., "LoRA: Low-Rank Adaptation of Large Language
+Models" (2021).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,11 +21,14 @@ from planner.errors import PlanError, did_you_mean
 from planner.graph.ir import Graph, Node, Tensor, WeightRef
 from planner.workload.weight_globs import matching
 
+ALL = "all-linear"
+"""Every target there is but the head's, as the adapters of other libraries are asked for."""
+
 
 @dataclass(frozen=True)
 class Lora:
-    """rank: inner dim of every adapter. targets: globs over labels. alpha: the adapters' products
-    are scaled by alpha / rank."""
+    """rank: inner dim of every adapter. targets: globs over labels, layers, or ALL. alpha: the
+    adapters' products are scaled by alpha / rank."""
 
     rank: int
     targets: tuple[str, ...]
@@ -31,11 +36,19 @@ class Lora:
 
 
 def parse_lora(text: str) -> Lora:
-    """Reads `rank=16,targets=GLOB[,targets=GLOB...][,alpha=32]`. Raises PlanError."""
-    help = ["--lora 'rank=16,targets=*.q_proj.weight'"]
+    """Reads `rank=16[,targets=GLOB[,GLOB...]][,alpha=32]`; without targets all. Raises
+    PlanError."""
+    help = [
+        "--lora rank=16, of all linear layers but the head",
+        "--lora rank=16,targets=q_proj,v_proj",
+    ]
     values: dict[str, str] = {}
     targets: list[str] = []
+    key = ""
     for part in text.split(","):
+        if key == "targets" and part and "=" not in part:
+            targets.append(part)
+            continue
         key, eq, value = part.partition("=")
         if not eq or key not in ("rank", "targets", "alpha") or not value:
             near = did_you_mean(key, ("rank", "targets", "alpha"))
@@ -51,11 +64,9 @@ def parse_lora(text: str) -> Lora:
         else:
             values[key] = value
     rank = values.get("rank", "")
-    if not (rank.isascii() and rank.isdigit()) or not 1 <= int(rank) <= 1 << 16 or not targets:
+    if not (rank.isascii() and rank.isdigit()) or not 1 <= int(rank) <= 1 << 16:
         raise PlanError(
-            "P039",
-            f"--lora {text!r}: rank (a whole number of at least 1) and targets are needed",
-            help=help,
+            "P039", f"--lora {text!r}: rank, a whole number of at least 1, is needed", help=help
         )
     try:
         alpha = float(values.get("alpha", rank))
@@ -63,7 +74,7 @@ def parse_lora(text: str) -> Lora:
         alpha = 0.0
     if not 0 < alpha < 1e6:
         raise PlanError("P039", f"--lora {text!r}: alpha is a number above 0", help=help)
-    return Lora(int(rank), tuple(targets), alpha)
+    return Lora(int(rank), tuple(targets) or (ALL,), alpha)
 
 
 def add_adapters(graph: Graph, text: str) -> Graph:
@@ -71,7 +82,7 @@ def add_adapters(graph: Graph, text: str) -> Graph:
     says. Raises PlanError when a glob has no target."""
 
     spec = parse_lora(text)
-    wanted = {n for glob in spec.targets for n in matching(graph, glob, "--lora")}
+    wanted = {n for target in spec.targets for n in _meant(graph, target)}
     targets = [n for n in graph.weights if n in wanted and _fits(graph, n)]
     if not targets:
         raise PlanError(
@@ -105,6 +116,34 @@ def add_adapters(graph: Graph, text: str) -> Graph:
         trainable=frozenset(graph.trainable | adapted.trained),
         notes=(*graph.notes, note),
     )
+
+
+def _meant(graph: Graph, target: str) -> set[str]:
+    """The weights that a target names: of a layer where it is part of their labels between points
+    or slashes. Raises PlanError P036 where there are none."""
+    if target == ALL:
+        head = _head(graph)
+        return {n for n in graph.weights if n not in head and _fits(graph, n)}
+    of_layer = {n for n in graph.weights if target in re.split("[./]", graph.labels.get(n, n))}
+    return of_layer or matching(graph, target, "--lora")
+
+
+_BEHIND = ("Add", "Cast", "Reshape", "Transpose", "Identity")
+"""What may stand between the head's product and the model's outputs."""
+
+
+def _head(graph: Graph) -> set[str]:
+    """The weights whose products are the model's outputs."""
+    made_by = {name: node for node in graph.nodes for name in node.outputs}
+    head = set[str]()
+    for name in graph.outputs:
+        node = made_by.get(name)
+        while node is not None and node.op in _BEHIND:
+            sources = [made_by[i] for i in node.inputs if i in made_by]
+            node = sources[0] if len(sources) == 1 else None
+        if node is not None and node.op == "MatMul":
+            head |= {i for i in node.inputs if i in graph.weights}
+    return head
 
 
 _STACKS = {3: "trans_in", 4: "trans_in", 5: "trans_out"}

@@ -437,7 +437,7 @@ def test_the_base_is_bit_for_bit_the_same_after_a_step_and_b_starts_at_zero() ->
     "spec",
     [
         "",
-        "rank=4",
+        "16",
         "targets=*",
         "rank=0,targets=*",
         "rank=x,targets=*",
@@ -454,6 +454,36 @@ def test_impossible_adapters_are_named(spec: str) -> None:
         return
     with pytest.raises(PlanError, match="P039"):
         choose(graph, lora=spec)
+
+
+@pytest.mark.parametrize(
+    ("targets", "layers"),
+    [
+        (",targets=q_proj", {"q_proj"}),
+        (",targets=q_proj,v_proj,alpha=8", {"q_proj", "v_proj"}),
+        (",targets=*.c_fc.*", {"c_fc"}),
+        (",targets=all-linear", {"q_proj", "k_proj", "v_proj", "out_proj", "c_fc", "c_proj"}),
+        ("", {"q_proj", "k_proj", "v_proj", "out_proj", "c_fc", "c_proj"}),
+    ],
+)
+def test_adapters_are_asked_for_by_layer_or_of_all_but_the_head(
+    targets: str, layers: set[str]
+) -> None:
+    for spec in (GPT, GPT + ",tied=0"):
+        graph = open_model(spec, 1, lora=f"rank=4{targets}").plain
+        adapted = {graph.labels.get(n, n) for n in graph.trainable}
+        assert {name.split(".")[-3] for name in adapted} == layers
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [("llama-tiny", "lm_head"), ("mixtral-tiny", "lm_head"), ("vit-tiny", "classifier")],
+)
+def test_adapters_of_all_layers_of_other_models_leave_the_head_out(name: str, head: str) -> None:
+    graph = open_model(f"zoo:{name}", 1, lora="rank=4").plain
+    adapted = {graph.labels.get(n, n) for n in graph.trainable}
+    assert len(adapted) > 8 and not any(head in label.split(".") for label in adapted)
+    assert any(head in graph.labels.get(n, n).split(".") for n in graph.weights)
 
 
 def test_adapters_of_experts_and_of_heads_stored_transposed() -> None:

@@ -185,7 +185,8 @@ def _add_trained_parameters(g: argparse._ArgumentGroup) -> None:
         "--lora",
         default="",
         metavar="SPEC",
-        help="train adapters alone: rank=16,targets=GLOB[,alpha=32]",
+        help="train adapters alone: rank=16[,targets=q_proj,v_proj][,alpha=32] (default: of all"
+        " linear layers but the head)",
     )
     g.add_argument(
         "--tables",
