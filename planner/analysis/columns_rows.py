@@ -68,15 +68,15 @@ def _directions(graph: Graph) -> dict[int, str]:
 def _routers(graph: Graph) -> frozenset[int]:
     """Products whose results say which experts take a token, and how much of each."""
     routers: set[int] = set()
-    asked: set[str] = set()
+    read_by_experts: set[str] = set()
     for i in reversed(range(len(graph.nodes))):
         node = graph.nodes[i]
         kind = operator_of(node.op).kind
         if kind == "experts":
-            asked.update(node.inputs[1:3])
-        elif asked.intersection(node.outputs):
+            read_by_experts.update(node.inputs[1:3])
+        elif read_by_experts.intersection(node.outputs):
             if kind == "product":
                 routers.add(i)
             elif kind not in ("norm", "attention", "lookup"):
-                asked.update(node.inputs)
+                read_by_experts.update(node.inputs)
     return frozenset(routers)

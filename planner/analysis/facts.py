@@ -21,13 +21,13 @@ from planner.analysis.columns_rows import RANK_DIMS
 from planner.analysis.passing import find_passing
 from planner.analysis.recompute_demand import (
     AlikeDemand,
-    Hop,
+    TensorRead,
     alike_demands,
     demand_of,
     find_demanded,
 )
 from planner.analysis.residuals import find_gathered, find_residuals
-from planner.analysis.saved_collectives import Ways, find_saved_collectives
+from planner.analysis.saved_collectives import Paths, find_saved_collectives
 from planner.analysis.stage_places import places
 from planner.execution.collective import float32_sizes
 from planner.execution.loops import carried_tensors, stacked_weights
@@ -47,7 +47,7 @@ STRUCTURE = (
     "biases",
     "copied_apart",
     "after_products",
-    "saved_collective_ways",
+    "saved_collective_paths",
     "dealt",
     "demanded",
     "saved_counts",
@@ -55,7 +55,7 @@ STRUCTURE = (
     "own",
     "passing",
     "repeated",
-    "replayed",
+    "recomputed",
     "looped",
     "residuals",
     "gathered",
@@ -64,7 +64,7 @@ STRUCTURE = (
     "epilogue",
     "turns",
     "gated",
-    "wires",
+    "tensor_edges",
 )
 """Derived parts of a GraphFacts that follow from the nodes and how they are wired, whatever the
 extents."""
@@ -74,17 +74,17 @@ OWN_KERNELS = ("attention", "experts")
 
 
 @dataclass(frozen=True)
-class Wire:
+class TensorEdge:
     """Tensors that link the same classes of nodes in the same way.
 
     name: the first of them. uses: (class of the reading node, operand slot, how many of its nodes
-    read it there). made: class of the producer and which of its results, None for inputs and
+    read it there). maker: class of the producer and which of its results, None for inputs and
     weights. count: how many there are.
     """
 
     name: str
     uses: tuple[tuple[int, int, int], ...]
-    made: tuple[int, int] | None
+    maker: tuple[int, int] | None
     count: int
 
 
@@ -392,16 +392,16 @@ class GraphFacts(BasicFacts):
         return frozenset(key for key, copied in copied_everywhere.items() if copied)
 
     @cached_property
-    def demanded(self) -> Mapping[int, Hop]:
+    def demanded(self) -> Mapping[int, TensorRead]:
         """See planner.analysis.recompute_demand."""
         return find_demanded(self)
 
     @cached_property
-    def replayed(self) -> frozenset[int]:
-        """Nodes of repeated blocks whose results a recomputed block makes again before its backward
-        pass: those that reads, directly or on the way. Backward passes of gated units make what is
-        inside themselves."""
-        return demand_of(self).again
+    def recomputed(self) -> frozenset[int]:
+        """Nodes of repeated blocks that a recomputed block runs again before its backward pass:
+        those whose results that reads, directly or through other nodes. Backward passes of gated
+        units make what is inside themselves."""
+        return demand_of(self).recomputed
 
     @cached_property
     def dealt(self) -> tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None:
@@ -502,17 +502,17 @@ class GraphFacts(BasicFacts):
     @cached_property
     def _having_their_place(self) -> frozenset[int]:
         """From the last node to the first: a chain of operators may be as long as the graph."""
-        there: set[int] = set()
+        settled: set[int] = set()
         for i in reversed(range(len(self.graph.nodes))):
             results = [name for name in self.graph.nodes[i].outputs if name]
             if all(
-                (i, -1 - k) in self.residuals or self._becomes_one_of(there, name)
+                (i, -1 - k) in self.residuals or self._becomes_one_of(settled, name)
                 for k, name in enumerate(results)
             ):
-                there.add(i)
-        return frozenset(there)
+                settled.add(i)
+        return frozenset(settled)
 
-    def _becomes_one_of(self, there: Set[int], name: str) -> bool:
+    def _becomes_one_of(self, settled: Set[int], name: str) -> bool:
         """Whether one element-wise operator alone reads a tensor, and is one of those whose result,
         as large, has its place. Those between convolutions are no such: they lie in another order
         of dims."""
@@ -520,9 +520,9 @@ class GraphFacts(BasicFacts):
         if len(reading) != 1 or graph.tensors[name].shape in self.images:
             return False
         node = graph.nodes[reading[0][0]]
-        made, tensor = [graph.tensors[n] for n in node.outputs if n], graph.tensors[name]
-        alike = [(t.shape, t.dtype) for t in made] == [(tensor.shape, tensor.dtype)]
-        return alike and operator_of(node.op).fusible and reading[0][0] in there
+        results, tensor = [graph.tensors[n] for n in node.outputs if n], graph.tensors[name]
+        alike = [(t.shape, t.dtype) for t in results] == [(tensor.shape, tensor.dtype)]
+        return alike and operator_of(node.op).fusible and reading[0][0] in settled
 
     @cached_property
     def passing(self) -> PassingGradients:
@@ -575,17 +575,17 @@ class GraphFacts(BasicFacts):
         return counts
 
     @cached_property
-    def saved_collective_ways(self) -> Mapping[int, tuple[int, Ways]]:
+    def saved_collective_paths(self) -> Mapping[int, tuple[int, Paths]]:
         """See planner.analysis.saved_collectives."""
         return find_saved_collectives(self)
 
     def saved_collective_bytes(self, i: int, itemsize: Callable[[str], float]) -> float:
         """Bytes, over all devices and repeats, of what recomputed blocks surely keep of results of
         collectives where those of class i leave terms to be added up."""
-        repeats, ways = self.saved_collective_ways.get(i, (0, ()))
+        repeats, paths = self.saved_collective_paths.get(i, (0, ()))
         tensors = self.graph.tensors
         return repeats * sum(
-            min(tensors[n].elements * itemsize(tensors[n].dtype) for n in way) for way in ways
+            min(tensors[n].elements * itemsize(tensors[n].dtype) for n in path) for path in paths
         )
 
     @cached_property
@@ -736,17 +736,17 @@ class GraphFacts(BasicFacts):
     def heavy_in_blocks(self) -> GraphFacts:
         """The facts of products, norms and sums in repeated blocks alone, with what links these: a
         plan takes at least what they take, which is most of it."""
-        kept = {self.shared[i] for i in self.repeated if self._weighs(i)}
-        wires = []
-        for wire in self.wires:
-            uses = tuple(use for use in wire.uses if use[0] in kept)
-            made = wire.made if wire.made and wire.made[0] in kept else None
-            if len(uses) > 1 or (uses and (made or uses[0][2] > 1)):
-                wires.append(replace(wire, uses=uses, made=made))
+        heavy = {self.shared[i] for i in self.repeated if self._weighs(i)}
+        tensor_edges = []
+        for edge in self.tensor_edges:
+            uses = tuple(use for use in edge.uses if use[0] in heavy)
+            maker = edge.maker if edge.maker and edge.maker[0] in heavy else None
+            if len(uses) > 1 or (uses and (maker or uses[0][2] > 1)):
+                tensor_edges.append(replace(edge, uses=uses, maker=maker))
         _ = self.roles, self.kinds  # which the rest of the graph has a say in
         result = copy(self)
-        times = {i: n for i, n in self.times.items() if i in kept}
-        vars(result).update(times=times, wires=tuple(wires))
+        times = {i: n for i, n in self.times.items() if i in heavy}
+        vars(result).update(times=times, tensor_edges=tuple(tensor_edges))
         return result
 
     def _weighs(self, i: int) -> bool:
@@ -755,35 +755,35 @@ class GraphFacts(BasicFacts):
         return bool(self.rules[i].flops) or operator.kind == "norm" or operator.adds == (0, 1)
 
     @cached_property
-    def wires(self) -> tuple[Wire, ...]:
+    def tensor_edges(self) -> tuple[TensorEdge, ...]:
         """The tensors that link decisions, alike ones together, in order of first use. Constants,
         inputs and weights with one reader link nothing."""
-        graph, shared, apart = self.graph, self.shared, self.untied.shared
+        graph, shared, untied_class = self.graph, self.shared, self.untied.shared
         # What a repeat hands on is handed on as a loop does, which layers inside it do not.
-        handed_on = {apart[graph.producer[n]] for n in self.carried if n in graph.producer}
+        handed_on = {untied_class[graph.producer[n]] for n in self.carried if n in graph.producer}
         count: dict[tuple, int] = {}
         first: dict[tuple, str] = {}
         for name, uses in graph.consumers.items():
             maker = graph.producer.get(name)
             if maker is None and (len(uses) == 1 or name in graph.constants):
                 continue  # stored, or handed in, as its only reader wants it
-            made = None
+            source = None
             if maker is not None:
                 outputs = graph.nodes[maker].outputs
                 k = outputs.index(name)
-                made = shared[maker], k - outputs[:k].count("")
+                source = shared[maker], k - outputs[:k].count("")
             key = (
-                made or name,
+                source or name,
                 tuple([(shared[i], slot) for i, slot in uses]),
                 name in self.grad,
-                maker is not None and apart[maker] in handed_on,
+                maker is not None and untied_class[maker] in handed_on,
             )
             if key in count:
                 count[key] += 1
             else:
                 count[key], first[key] = 1, name
         return tuple(
-            Wire(
+            TensorEdge(
                 first[key],
                 tuple((*use, times) for use, times in Counter(key[1]).items()),
                 key[0] if isinstance(key[0], tuple) else None,

@@ -47,7 +47,7 @@ def readers(
         any(operator_of(graph.nodes[i].op).filling is not None for i in nodes)
         for nodes in nodes_by_weight
     ]
-    again = [
+    reads_again = [
         any(operator_of(graph.nodes[i].op).kind != "lookup" for i in nodes if i < max(nodes))
         for nodes in nodes_by_weight
     ]
@@ -62,7 +62,7 @@ def readers(
         for nodes in nodes_by_weight
     ]
     return WeightReaders(
-        first, last, np.array(carried, bool), np.array(again, bool), np.array(product, bool)
+        first, last, np.array(carried, bool), np.array(reads_again, bool), np.array(product, bool)
     )
 
 

@@ -2,11 +2,11 @@
 any layout is chosen.
 
 A product whose summed dims are cut leaves terms to be added up. Follow its result, inside one
-repeat of a block, to a node whose gradient reads it and which takes no pending terms: on that way
+repeat of a block, to a node whose gradient reads it and which takes no pending terms: on that path
 some tensor is the first without pending terms, so a collective made it, and the backward pass finds
-the last of such results on the way kept (planner.execution.recompute). Of which tensor depends on
-the layouts; a device has at least its even share of the smallest one's elements. Ways that have no
-tensor in common keep one each, so that what is counted is below what the price of the whole plan
+the last of such results on the path saved (planner.execution.recompute). Of which tensor depends on
+the layouts; a device has at least its even share of the smallest one's elements. Paths that have no
+tensor in common save one each, so that what is counted is below what the price of the whole plan
 has (planner.pricing.saved_activations.saved_by_blocks_bytes).
 """
 
@@ -21,45 +21,49 @@ from planner.ops.residuals import reads
 if TYPE_CHECKING:
     from planner.analysis.basics import BasicFacts
 
-Ways = tuple[tuple[str, ...], ...]
-"""Tensors of each way, those of the first repeat."""
+Paths = tuple[tuple[str, ...], ...]
+"""Tensors of each path, those of the first repeat."""
 
 
-def find_saved_collectives(base: BasicFacts) -> Mapping[int, tuple[int, Ways]]:
-    """Class of products in repeated blocks -> how many repeats there are, and the ways from its
+def find_saved_collectives(base: BasicFacts) -> Mapping[int, tuple[int, Paths]]:
+    """Class of products in repeated blocks -> how many repeats there are, and the paths from its
     nodes of one repeat."""
-    result: dict[int, tuple[int, Ways]] = {}
+    result: dict[int, tuple[int, Paths]] = {}
     for first, period, repeats in base.loops if base.training else ():
         taken = set[str]()
         for i in range(first, first + period):
-            way = _way(base, i, range(first, first + period), taken) if base.rules[i].flops else ()
-            if way:
-                taken.update(way)
+            path = (
+                _shortest_path(base, i, range(first, first + period), taken)
+                if base.rules[i].flops
+                else ()
+            )
+            if path:
+                taken.update(path)
                 result[base.shared[i]] = (
                     repeats,
-                    (*result.get(base.shared[i], (repeats, ()))[1], way),
+                    (*result.get(base.shared[i], (repeats, ()))[1], path),
                 )
     return result
 
 
-def _way(base: BasicFacts, i: int, inside: range, taken: set[str]) -> tuple[str, ...]:
+def _shortest_path(base: BasicFacts, i: int, inside: range, taken: set[str]) -> tuple[str, ...]:
     """The fewest tensors from the result of node i on to one that a gradient reads without pending
-    terms, none of them taken; () where there is no way."""
+    terms, none of them taken; () where there is no path."""
     graph = base.graph
     queue: deque[tuple[str, ...]] = deque(
         (o,) for o in graph.nodes[i].outputs[:1] if o in base.grad and o not in taken
     )
-    seen = {way[0] for way in queue}
+    seen = {path[0] for path in queue}
     while queue:
-        way = queue.popleft()
-        for reader, slot in graph.consumers.get(way[-1], ()):
+        path = queue.popleft()
+        for reader, slot in graph.consumers.get(path[-1], ()):
             if reader not in inside:
                 continue
             node = graph.nodes[reader]
             if slot not in base.rules[reader].linear and slot in reads(node, base.grad).slots:
-                return way
+                return path
             for o in node.outputs:
                 if o in base.grad and o not in taken and o not in seen:
                     seen.add(o)
-                    queue.append((*way, o))
+                    queue.append((*path, o))
     return ()

@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 def places(base: BasicFacts) -> dict[int, float]:
     """Nodes before which the graph may be cut -> how many elements are handed over there (module
     docstring)."""
-    graph, again, n = base.graph, batch_only(base.graph), len(base.graph.nodes)
-    barred, over = np.zeros(n + 1, np.int64), np.zeros(n + 1)
+    graph, weightless, n = base.graph, batch_only(base.graph), len(base.graph.nodes)
+    uncuttable, handed_on = np.zeros(n + 1, np.int64), np.zeros(n + 1)
     for name, readers in graph.consumers.items():
         ends = [i for i, _ in readers]
         maker = graph.producer.get(name, -1)
         low = min(ends) if name in graph.weights else maker
         high = max(ends, default=low)
-        if high <= low or low < 0 or maker in again:
+        if high <= low or low < 0 or maker in weightless:
             continue
-        sums = over if name in base.grad and name not in graph.weights else barred
-        size = graph.tensors[name].elements if sums is over else 1
+        sums = handed_on if name in base.grad and name not in graph.weights else uncuttable
+        size = graph.tensors[name].elements if sums is handed_on else 1
         sums[low + 1] += size
         sums[high + 1] -= size
-    crossing, closed = np.cumsum(over), np.cumsum(barred)
+    crossing, closed = np.cumsum(handed_on), np.cumsum(uncuttable)
     return {
         i: float(crossing[i])
         for i in range(1, n)
-        if not closed[i] and i not in again and crossing[i] > 0
+        if not closed[i] and i not in weightless and crossing[i] > 0
     }

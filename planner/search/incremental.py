@@ -146,10 +146,10 @@ def _linked(base: GraphFacts) -> dict[int, frozenset[int]]:
     is handed one by."""
     place = {c: k for k, c in enumerate(base.times)}
     neighbours: dict[int, set[int]] = {}
-    for wire in base.wires:
+    for edge in base.tensor_edges:
         ends = {
             place[c]
-            for c in (*(i for i, _, _ in wire.uses), *((wire.made[0],) if wire.made else ()))
+            for c in (*(i for i, _, _ in edge.uses), *((edge.maker[0],) if edge.maker else ()))
         }
         for k in ends:
             neighbours.setdefault(k, set()).update(ends - {k})

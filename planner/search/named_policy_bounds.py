@@ -64,48 +64,50 @@ def named_values(space: Space) -> NamedValues:
 def _named_values(space: Space) -> NamedValues:
     base, variables = space.base, space.variables
     names = block_values(base.graph, base.loops)
-    kept = {t: name for t, name in names.items() if t not in base.gated.tensors}
-    repeats = {i: n for first, each, n in base.loops for i in range(first, first + each)}
-    again, spared, sizes, stacked = ([np.zeros(v.options) for v in variables] for _ in range(4))
+    name_of = {t: name for t, name in names.items() if t not in base.gated.tensors}
+    repeats = {i: n for first, period, n in base.loops for i in range(first, first + period)}
+    recomputed_s, spared_s, saved_bytes, copied_bytes = (
+        [np.zeros(v.options) for v in variables] for _ in range(4)
+    )
     saves: dict[int, dict[str, None]] = {}
-    for i, met in _named_ways(base, kept).items():
+    for i, on_path in _named_values_on_paths(base, name_of).items():
         k = space.op_of[base.shared[i]]
         seconds = np.where(
             np.isfinite(variables[k].costs.forward_s), variables[k].costs.forward_s, 0
         )
-        if not met:
-            again[k] = again[k] + seconds * repeats[i] / variables[k].count
-        elif len(met) == 1:
-            maker = space.op_of[base.shared[base.graph.producer[met[0]]]]
+        if not on_path:
+            recomputed_s[k] = recomputed_s[k] + seconds * repeats[i] / variables[k].count
+        elif len(on_path) == 1:
+            maker = space.op_of[base.shared[base.graph.producer[on_path[0]]]]
             least = seconds if maker == k else float(seconds.min())
-            spared[maker] = spared[maker] + least * repeats[i] / variables[maker].count
-            saves.setdefault(maker, {})[met[0]] = None
+            spared_s[maker] = spared_s[maker] + least * repeats[i] / variables[maker].count
+            saves.setdefault(maker, {})[on_path[0]] = None
     for k, tensors in saves.items():
         of_name: dict[str, np.ndarray] = {}
         for t in tensors:  # layers that decide alike have a value of a name each
             size = repeats[base.graph.producer[t]] * bytes_of_value(space, t, k)
-            of_name[kept[t]] = of_name.get(kept[t], 0.0) + size
-        sizes[k] = np.minimum.reduce([*of_name.values()])
-        stacked[k] = sizes[k] * all(copied(base, t, space.pricer) for t in tensors)
+            of_name[name_of[t]] = of_name.get(name_of[t], 0.0) + size
+        saved_bytes[k] = np.minimum.reduce([*of_name.values()])
+        copied_bytes[k] = saved_bytes[k] * all(copied(base, t, space.pricer) for t in tensors)
     return NamedValues(
-        np.concatenate(again),
-        np.concatenate(spared),
-        np.concatenate(sizes),
-        np.concatenate(stacked),
-        {k: tuple(dict.fromkeys(kept[t] for t in tensors)) for k, tensors in saves.items()},
+        np.concatenate(recomputed_s),
+        np.concatenate(spared_s),
+        np.concatenate(saved_bytes),
+        np.concatenate(copied_bytes),
+        {k: tuple(dict.fromkeys(name_of[t] for t in tensors)) for k, tensors in saves.items()},
     )
 
 
-def _named_ways(base: GraphFacts, kept: Container[str]) -> dict[int, list[str]]:
+def _named_values_on_paths(base: GraphFacts, kept: Container[str]) -> dict[int, list[str]]:
     """Node that the backward pass asks for -> the named values on its way, its own result first."""
-    ways = {}
-    for i, hop in base.demanded.items():
-        way = [hop.tensor]
-        while hop.again:
-            hop = base.demanded[hop.reader]
-            way.append(hop.tensor)
-        ways[i] = [t for t in dict.fromkeys(way) if t in kept]
-    return ways
+    named_on_path = {}
+    for i, read in base.demanded.items():
+        path = [read.tensor]
+        while read.again:
+            read = base.demanded[read.reader]
+            path.append(read.tensor)
+        named_on_path[i] = [t for t in dict.fromkeys(path) if t in kept]
+    return named_on_path
 
 
 @dataclass(frozen=True)
@@ -157,45 +159,51 @@ class NamedRelaxation(Relaxation):
         """What is proven of techniques. below_s: plans of at least so many are not looked for;
         policies: how many are to be found, those of the least bounds; 0 where names are not
         settled."""
-        at = replace(techniques, recompute="none")
-        digest = blake2b(self._seconds(at).tobytes(), digest_size=16)
-        digest.update(self._bytes(at).tobytes())
-        room = limit_bytes - least_working(self.space, at, uncut=True)
-        key = replace(at, zero_stage=0), digest.digest(), room, below_s, policies
+        not_recomputed = replace(techniques, recompute="none")
+        digest = blake2b(self._seconds(not_recomputed).tobytes(), digest_size=16)
+        digest.update(self._bytes(not_recomputed).tobytes())
+        room = limit_bytes - least_working(self.space, not_recomputed, uncut=True)
+        key = replace(not_recomputed, zero_stage=0), digest.digest(), room, below_s, policies
         if key not in self._outlooks:
-            self._outlooks[key] = self._looked(at, limit_bytes, below_s, policies)
+            self._outlooks[key] = self._looked(not_recomputed, limit_bytes, below_s, policies)
         return self._outlooks[key]
 
-    def _looked(self, at: Techniques, limit_bytes: float, below_s: float, policies: int) -> Outlook:
+    def _looked(
+        self, techniques: Techniques, limit_bytes: float, below_s: float, policies: int
+    ) -> Outlook:
         """`outlook` of techniques that recompute nothing."""
         self._settled = ()
-        if (quick := self.quick(at, at.microbatches)) >= below_s:
+        if (quick := self.quick(techniques, techniques.microbatches)) >= below_s:
             return Outlook(quick, quick)
-        bound_s, free_s = self._bounds(at, limit_bytes, below_s)
+        bound_s, free_s = self._bounds(techniques, limit_bytes, below_s)
         if not policies or bound_s >= below_s:
             return Outlook(bound_s, free_s)
         tree: list[tuple[float, int, Settled, Names]] = [(bound_s, 0, self._settled, self._names())]
-        done, least, number = list[tuple[float, str]](), np.inf, 0
-        while tree and len(done) < policies:  # what is left is not below these
+        settled_policies, least, number = list[tuple[float, str]](), np.inf, 0
+        while tree and len(settled_policies) < policies:  # what is left is not below these
             bound_s, _, settled, (policy, unsure) = heapq.heappop(tree)
             if bound_s >= below_s:
                 least = min(least, bound_s)
             elif not unsure or number >= SETTLED:
-                done.append((bound_s, policy))
+                settled_policies.append((bound_s, policy))
             else:
                 for saved in (True, False):
                     self._settled, number = (*settled, (unsure[0], saved)), number + 1
-                    more, _ = self._bounds(at, limit_bytes, below_s)
-                    heapq.heappush(tree, (max(bound_s, more), number, self._settled, self._names()))
-        return Outlook(min([least, *(s for s, _ in done)]), free_s, tuple(done))
+                    raised_s, _ = self._bounds(techniques, limit_bytes, below_s)
+                    heapq.heappush(
+                        tree, (max(bound_s, raised_s), number, self._settled, self._names())
+                    )
+        return Outlook(
+            min([least, *(s for s, _ in settled_policies)]), free_s, tuple(settled_policies)
+        )
 
     def of_levels_s(self, techniques: Techniques, levels: Iterable[int]) -> float:
         """A bound (seconds) of all these ZeRO stages, whatever the memory; 0 microbatches stand for
         as many as hide the bubble."""
-        at = replace(techniques, recompute="none")
-        each = [self._seconds(replace(at, zero_stage=z)) for z in levels]
-        cost, slow = np.minimum.reduce(each), slowdown(self.space, at)
-        value, _ = self._priced(at, units(cost, slow), np.zeros(len(cost)), 0.0)
+        not_recomputed = replace(techniques, recompute="none")
+        seconds_by_stage = [self._seconds(replace(not_recomputed, zero_stage=z)) for z in levels]
+        cost, slow = np.minimum.reduce(seconds_by_stage), slowdown(self.space, not_recomputed)
+        value, _ = self._priced(not_recomputed, units(cost, slow), np.zeros(len(cost)), 0.0)
         return self._proven(value * slow) if np.isfinite(value) else np.inf
 
     def _bounds(
@@ -220,13 +228,18 @@ class NamedRelaxation(Relaxation):
         one that fitted and the last one that did not are at odds about."""
         none = frozenset[str](), frozenset[str]()
         some = next(iter(self._saved.values()), none)
-        (fits, away), (over, _) = self._saved.get(True, some), self._saved.get(False, some)
-        return saving(fits, away - fits), tuple(sorted((fits ^ over) - dict(self._settled).keys()))
+        (fits, offloaded), (over_limit, _) = (
+            self._saved.get(True, some),
+            self._saved.get(False, some),
+        )
+        return saving(fits, offloaded - fits), tuple(
+            sorted((fits ^ over_limit) - dict(self._settled).keys())
+        )
 
     def _seconds(self, techniques: Techniques) -> np.ndarray:
         seconds: np.ndarray = (
             self._least_seconds(techniques)
-            + self._passes(techniques) * (self._values.again_s[self.kept])
+            + self._passes(techniques) * (self._values.again_s[self.considered])
         )
         return seconds
 
@@ -235,62 +248,73 @@ class NamedRelaxation(Relaxation):
 
     def _passes(self, techniques: Techniques) -> np.ndarray:
         """How often a device runs what nodes of an option's variable do. [options looked at]"""
-        each = parts_of_stage(self.space, techniques)[0] * [v.count for v in self.space.variables]
-        passes: np.ndarray = np.repeat(self.space.parts * each, np.diff(self._all))[self.kept]
+        passes_of_nodes = parts_of_stage(self.space, techniques)[0] * [
+            v.count for v in self.space.variables
+        ]
+        passes: np.ndarray = np.repeat(
+            self.space.parts * passes_of_nodes, np.diff(self._all_offset)
+        )[self.considered]
         return passes
 
     def _named(self, techniques: Techniques) -> _NamedUnits:
         """What the value that an option makes costs. [options looked at]"""
         if techniques not in self._known:
-            passes, held = parts_of_stage(self.space, techniques)
-            times, kept = np.diff(self._all), self.kept
+            passes, samples = parts_of_stage(self.space, techniques)
+            times, kept = np.diff(self._all_offset), self.considered
             price, slow = self.space.pricer, slowdown(self.space, techniques)
             size = self._values.saved_bytes
-            each = np.repeat(self.space.parts * passes, times)
+            passes_of_option = np.repeat(self.space.parts * passes, times)
             stacked = self._values.copied_bytes
-            copies, sent = price.loop_copy_s(stacked, stacked) * each, 2 * price.host_s(size) * each
-            part = (
+            copies, offload_s = (
+                price.loop_copy_s(stacked, stacked) * passes_of_option,
+                2 * price.host_s(size) * passes_of_option,
+            )
+            microbatch_share = (
                 self.space.parts
                 / max(1, techniques.microbatches)
                 * (1 + price.runtime.memory_slack)
             )
-            again = units(self._values.spared_s[kept] * self._passes(techniques), slow)
-            away = units(sent[kept], slow) < again if self._offloads else np.zeros(len(again), bool)
+            recompute_units = units(self._values.spared_s[kept] * self._passes(techniques), slow)
+            offloaded = (
+                units(offload_s[kept], slow) < recompute_units
+                if self._offloads
+                else np.zeros(len(recompute_units), bool)
+            )
             self._known[techniques] = _NamedUnits(
-                np.where(away, units(sent[kept], slow), again),
-                away,
+                np.where(offloaded, units(offload_s[kept], slow), recompute_units),
+                offloaded,
                 units(copies[kept], slow),
-                (size * np.repeat(part * held, times))[kept],
+                (size * np.repeat(microbatch_share * samples, times))[kept],
             )
         return self._known[techniques]
 
     def _priced(
-        self, techniques: Techniques, cost: np.ndarray, use: np.ndarray, price: float
+        self, techniques: Techniques, cost: np.ndarray, option_bytes: np.ndarray, price: float
     ) -> tuple[float, float]:
-        spared, sent, copies, size = self._named(techniques)
+        spared, offloaded, copies, size = self._named(techniques)
         saved = copies + price * size < spared
         for name, value in self._settled:
             for k, names in self._values.names.items():
                 if names[0] == name:
                     saved[self.offset[k] : self.offset[k + 1]] = value
         extra = np.where(saved, copies + price * size, spared)
-        least, choice, _ = self._at(techniques, price).run(cost + price * use + extra)
+        least, choice, _ = self._at(techniques, price).run(cost + price * option_bytes + extra)
         if not np.isfinite(least):
             return least, np.inf
-        at = self.offset[:-1] + choice
-        used = float(use[at].sum() + size[at][saved[at]].sum())
+        chosen = self.offset[:-1] + choice
+        used = float(option_bytes[chosen].sum() + size[chosen][saved[chosen]].sum())
         self._saved[used <= self._room] = (
-            frozenset(names[0] for k, names in self._values.names.items() if saved[at[k]]),
-            frozenset(names[0] for k, names in self._values.names.items() if sent[at[k]]),
+            frozenset(names[0] for k, names in self._values.names.items() if saved[chosen[k]]),
+            frozenset(names[0] for k, names in self._values.names.items() if offloaded[chosen[k]]),
         )
         return least, used
 
     def quick(self, techniques: Techniques, microbatches: int) -> float:
         """As that of any techniques, what a value costs at least with the options."""
-        at = replace(techniques, microbatches=microbatches)
-        slow, (cheapest, value) = slowdown(self.space, at), self._least
-        spared, _, copies, _ = self._named(at)
-        cost = units(self._seconds(at), slow) + np.minimum(spared, copies)
-        more = np.subtract(cost, cheapest, out=np.full(len(cost), np.inf), where=np.isfinite(cost))
-        least = np.minimum.reduceat(more, self.offset[:-1]).sum()
+        techniques_at = replace(techniques, microbatches=microbatches)
+        slow, (cheapest, value) = slowdown(self.space, techniques_at), self._least
+        spared, _, copies, _ = self._named(techniques_at)
+        cost = units(self._seconds(techniques_at), slow) + np.minimum(spared, copies)
+        added = np.subtract(cost, cheapest, out=np.full(len(cost), np.inf), where=np.isfinite(cost))
+        least = np.minimum.reduceat(added, self.offset[:-1]).sum()
         return self._proven((value + float(least)) * slow)

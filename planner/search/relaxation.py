@@ -3,7 +3,7 @@ techniques.
 
 The space is that of the whole batch or of large microbatches (`planner.space.assemble`, uncut): its
 optimum is below that of every multiple of their number. Techniques change only the costs of single
-options, and (when collectives are replayed) the tables of links, so at most two compiled
+options, and (when reshards are recomputed) the tables of links, so at most two compiled
 eliminations serve a space.
 
 Costs are picoseconds in float64, not rounded; what rounding in their sums can add to a bound is
@@ -36,7 +36,7 @@ from planner.space.assemble import (
     least_working,
     link_scale,
     parts_of_stage,
-    replayed,
+    recomputed_link_shares,
     seconds_of,
     slowdown,
     split_waits_s,
@@ -88,19 +88,15 @@ class Arithmetic:
     @classmethod
     def of(cls, base: GraphFacts, pricer: Pricer) -> Arithmetic:
         """base: of the whole batch. repeats: 0 where stages may be cut anywhere."""
-        run = (
+        first, period, repeats = (
             base.dealt[0]
             if base.dealt
             else (0, len(base.graph.nodes), 1)
             if base.places
             else (0, 0, 1)
         )
-        inside, totals_s, known, outside = (
-            range(run[0], run[0] + run[1] * run[2]),
-            [0.0, 0.0],
-            dict[float, float](),
-            0.0,
-        )
+        inside = range(first, first + period * repeats)
+        totals_s, known, outside_s = [0.0, 0.0], dict[float, float](), 0.0
         for i, work in base.backward.items():
             node, flops = base.graph.nodes[i], base.rules[i].flops
             kernels = operator_of(node.op)
@@ -111,10 +107,10 @@ class Arithmetic:
                 backward = 0.0 if not base.training or base.grad.isdisjoint(node.outputs) else work
                 seconds = (1 + backward) * known[flops]
                 totals_s[i not in inside] += seconds
-                outside += seconds * (i not in base.repeated)
-        return cls(
-            totals_s[0], totals_s[1], run[2] if base.dealt or not base.places else 0, outside
-        )
+                outside_s += seconds * (i not in base.repeated)
+        if base.places and not base.dealt:
+            repeats = 0
+        return cls(totals_s[0], totals_s[1], repeats, outside_s)
 
     def least(self, mesh: Mesh, microbatches: int, virtual: float = 1) -> float:
         """No plan on the mesh with at most so many microbatches, and chunks of blocks a stage, is
@@ -156,7 +152,7 @@ class PriceLineSearch:
     def step_with(self, height: Callable[[float], float]) -> None:
         """Try the start, then a price above the best and, unless that gains, one below: heights
         rise to one price and fall from there, nearly. Where neither gains the next are nearer."""
-        before = self.top
+        top_before = self.top
         for power in (self.at + self.step, self.at - self.step) if self._tried else (0,):
             if power not in self._tried:
                 self._tried.add(power)
@@ -164,7 +160,7 @@ class PriceLineSearch:
                 if reached > self.top:
                     self.at, self.top = power, reached
                     break
-        if np.isfinite(before) and self.top <= before + CLOSE * abs(before):
+        if np.isfinite(top_before) and self.top <= top_before + CLOSE * abs(top_before):
             self.step //= 2
 
     def _of(self, power: int) -> float:
@@ -178,12 +174,12 @@ class Relaxation:
     def __init__(self, space: Space, scratch: Scratch | None = None) -> None:
         self.space, self.scratch = space, scratch or Scratch()
         self.offset = np.concatenate(([0], np.cumsum([v.options for v in space.variables])))
-        self._all = self.offset
-        self.kept = np.arange(self.offset[-1])
+        self._all_offset = self.offset
+        self.considered = np.arange(self.offset[-1])
         """Options that are looked at, of all those of the space in a row."""
         self._models: dict[tuple[bool, bool], Model] = {}
-        """Per set of replayed links (with or without what follows the blocks) the conversions of
-        all options."""
+        """(whether any link's reshards are recomputed, whether what follows the blocks is counted)
+        -> the reshards of all options."""
         self._trees: dict[tuple[bool, bool], Tree] = {}
         """Their elimination over the options that are looked at, or a bound of it where that is too
         wide."""
@@ -191,8 +187,8 @@ class Relaxation:
         """Costs of those options that no techniques are below, and what the elimination of `least`
         found under them (as a tree's)."""
         self._found: list[tuple[bool, np.ndarray, float]] = []
-        """Of what `free` ran: whether conversions are replayed, costs, and what an elimination
-        found under them."""
+        """Of what `free` ran: whether reshards are recomputed, costs, and what an elimination found
+        under them."""
         self.free_known: dict[tuple, tuple[np.ndarray, float] | None] = {}
         """Kept by planner.search.node_bounds: what `free` found."""
         self.near_known: dict[tuple, Any] = {}
@@ -230,76 +226,81 @@ class Relaxation:
 
     def least(self, levels: Sequence[int], below_s: float = np.inf) -> float:
         """No plan of the space is faster (seconds): as few microbatches as it is of, nothing
-        replayed, no more copied into stacks of loops than where blocks are recomputed, each weight
-        at its cheapest ZeRO stage, no memory limit. below_s: from now on
-        bounds are of plans faster than that, options that none of them has are not looked at.
+        recomputed, no more copied into stacks of loops than where blocks are recomputed, each
+        weight at its cheapest ZeRO stage, no memory limit. below_s: from now on bounds are of plans
+        faster than that; options that none of them has are not looked at.
         """
         self._below_s = below_s
         endless = [Techniques(z, microbatches=0) for z in levels]
         cost = units(np.minimum.reduce([self._least_seconds(t) for t in endless]), 1.0)
         if np.isfinite(below_s):
-            # Before any table of conversions: what an option costs by itself, and every other
-            # variable at its cheapest.
+            # Before any table of reshards: what an option costs by itself, and every other variable
+            # at its cheapest.
             lowest = np.minimum.reduceat(cost, self.offset[:-1])
-            near = self._below(
+            possible = self._below(
                 cost + np.repeat(lowest.sum() - lowest, np.diff(self.offset)), below_s
             )
-            if not np.logical_or.reduceat(near, self.offset[:-1]).all():
+            if not np.logical_or.reduceat(possible, self.offset[:-1]).all():
                 return below_s
-            cost = self._keep(near, cost)
+            cost = self._keep(possible, cost)
         if np.isinf(below_s):
             tree = self._compiled(endless[0])
             self._least, self.exact = (cost, tree.run(cost)[0]), tree.exact
             return self._proven(self._least[1])
         while True:
             tree = self._compiled(endless[0])
-            value, each = tree.marginals(cost)
+            value, marginals = tree.marginals(cost)
             # Of parts of variables each knows something else, so that the dearest of all variables
             # may tell more than their sum.
             value, self.exact = (
-                max(value, float(np.minimum.reduceat(each, self.offset[:-1]).max())),
+                max(value, float(np.minimum.reduceat(marginals, self.offset[:-1]).max())),
                 tree.exact,
             )
             if (bound := self._proven(value)) >= below_s:
                 break
-            near = self._below(each, below_s)
-            cost = self._keep(near, cost)
-            if tree.exact or near.mean() > FEWER:
+            possible = self._below(marginals, below_s)
+            cost = self._keep(possible, cost)
+            if tree.exact or possible.mean() > FEWER:
                 break
         self._least = cost, value
         return min(bound, below_s)  # of plans with the options left out nothing more is known
 
     @staticmethod
-    def _below(each: np.ndarray, below_s: float) -> np.ndarray:
-        """Which options may be in a plan below that. each: what a plan with the option costs at
-        least."""
-        possible: np.ndarray = each * (1 - ROUNDING) - STEP < below_s * PICO
+    def _below(least_cost: np.ndarray, below_s: float) -> np.ndarray:
+        """Which options may be in a plan below that (seconds). least_cost: what a plan with the
+        option costs at least (picoseconds). [options looked at]"""
+        possible: np.ndarray = least_cost * (1 - ROUNDING) - STEP < below_s * PICO
         return possible
 
-    def _keep(self, near: np.ndarray, cost: np.ndarray) -> np.ndarray:
-        """Look at these options only; their costs."""
-        self.kept, self.offset = (
-            self.kept[near],
-            np.concatenate(([0], np.cumsum(np.add.reduceat(near, self.offset[:-1])))),
+    def _keep(self, possible: np.ndarray, cost: np.ndarray) -> np.ndarray:
+        """Look at these options only (possible: whether each that is looked at stays); their
+        costs."""
+        self.considered, self.offset = (
+            self.considered[possible],
+            np.concatenate(([0], np.cumsum(np.add.reduceat(possible, self.offset[:-1])))),
         )
         self._trees, self._line_searches, self._found = {}, {}, []
-        return cost[near]
+        return cost[possible]
 
     def quick(self, techniques: Techniques, microbatches: int) -> float:
         """No more than the bound of `free`, without an elimination: what `least` found, or `free`
         of other techniques, and of every variable the least that these add to its options. Only
         after `least`."""
-        at = replace(techniques, microbatches=microbatches)
-        slow, (cheapest, value) = slowdown(self.space, at), self._least
-        cost, first = units(self._seconds(at), slow), self.offset[:-1]
+        tried = replace(techniques, microbatches=microbatches)
+        slow, (cheapest, value) = slowdown(self.space, tried), self._least
+        cost, first = units(self._seconds(tried), slow), self.offset[:-1]
         possible = np.isfinite(cost)
         if not np.logical_or.reduceat(possible, first).all():
             return np.inf
-        twice = any(replayed(self.space, at))
-        known = [(c, v) for again, c, v in self._found[-NEAR:] if twice or not again]
+        recomputes = any(recomputed_link_shares(self.space, tried))
+        known = [
+            (c, v)
+            for also_recomputes, c, v in self._found[-NEAR:]
+            if recomputes or not also_recomputes
+        ]
         costs = np.array([cheapest, *(c for c, _ in known)])
-        more = np.subtract(cost, costs, out=np.full(costs.shape, np.inf), where=possible)
-        least = np.minimum.reduceat(more, first, axis=1).sum(axis=1)
+        added = np.subtract(cost, costs, out=np.full(costs.shape, np.inf), where=possible)
+        least = np.minimum.reduceat(added, first, axis=1).sum(axis=1)
         least += [value, *(v for _, v in known)]
         return self._proven(float(least.max()) * slow)
 
@@ -315,30 +316,35 @@ class Relaxation:
         shorter. What stages hand on is told apart: there is the more of it the more chunks there
         are.
         """
-        at = replace(techniques, microbatches=microbatches)
-        other = replace(at, virtual_stages=virtual)
-        part = slowdown(self.space, at) / slowdown(self.space, other)
+        unsplit = replace(techniques, microbatches=microbatches)
+        split = replace(unsplit, virtual_stages=virtual)
+        part = slowdown(self.space, unsplit) / slowdown(self.space, split)
         if part > 1 and not has_uneven_stages(self.space):
             return 0.0
-        here, there = (
-            handover_s(self.space, microbatches, t.schedule, t.virtual_stages) for t in (at, other)
+        handover_unsplit_s, handover_split_s = (
+            handover_s(self.space, microbatches, t.schedule, t.virtual_stages)
+            for t in (unsplit, split)
         )
-        return max(0.0, min(part, 1.0) * (found_s - there) + here)
+        return max(0.0, min(part, 1.0) * (found_s - handover_split_s) + handover_unsplit_s)
 
     def in_space(self, choice: np.ndarray) -> list[int]:
         """A choice of the options that are looked at, as options of the space."""
-        options: list[int] = (self.kept[self.offset[:-1] + choice] - self._all[:-1]).tolist()
+        options: list[int] = (
+            self.considered[self.offset[:-1] + choice] - self._all_offset[:-1]
+        ).tolist()
         return options
 
     @property
     def splits(self) -> dict[int, tuple[Split, ...]] | None:
         """Per class of nodes those that are looked at, None where all are."""
-        if len(self.kept) == self._all[-1]:
+        if len(self.considered) == self._all_offset[-1]:
             return None
-        rows = np.split(self.kept, self.offset[1:-1])
+        rows = np.split(self.considered, self.offset[1:-1])
         return {
             v.node: tuple(v.splits[k - first] for k in row.tolist())
-            for v, row, first in zip(self.space.variables, rows, self._all.tolist(), strict=False)
+            for v, row, first in zip(
+                self.space.variables, rows, self._all_offset.tolist(), strict=False
+            )
             if v.kind == "op"
         }
 
@@ -348,8 +354,13 @@ class Relaxation:
         than the space's wait for the host."""
         key = microbatches, virtual, schedule
         if key not in self._bubbles:
-            at = Techniques(microbatches=microbatches, virtual_stages=virtual, schedule=schedule)
-            slow, waits = slowdown(self.space, at), split_waits_s(self.space, at)[self.kept]
+            techniques = Techniques(
+                microbatches=microbatches, virtual_stages=virtual, schedule=schedule
+            )
+            slow, waits = (
+                slowdown(self.space, techniques),
+                split_waits_s(self.space, techniques)[self.considered],
+            )
             least = float(np.minimum.reduceat(waits, self.offset[:-1]).sum()) * (1 - ROUNDING)
             self._bubbles[key] = least + ((slow - 1) * self._shortest() if slow > 1 else 0.0)
         return self._bubbles[key]
@@ -360,27 +371,29 @@ class Relaxation:
             # Everything that runs in ticks at its cheapest, and nothing else: reductions once a
             # step, head and loss are left out.
             endless = Techniques(microbatches=0)
-            ticks = self._run(ticking(self.space, endless)[self.kept], endless, ends=False)
+            ticks = self._run(ticking(self.space, endless)[self.considered], endless, ends=False)
             self._tick = 0.0 if ticks is None else ticks[1]
         return self._tick
 
     def free(self, techniques: Techniques, microbatches: int) -> tuple[np.ndarray, float] | None:
         """A fastest choice and the bound (seconds) without a memory limit, for this many
         microbatches; None where none is possible."""
-        at = replace(techniques, microbatches=microbatches)
-        seconds = self._seconds(at)
-        fastest = self._run(seconds, at)
+        tried = replace(techniques, microbatches=microbatches)
+        seconds = self._seconds(tried)
+        fastest = self._run(seconds, tried)
         if fastest is not None and np.isfinite(fastest[1]):
-            slow = slowdown(self.space, at)
+            slow = slowdown(self.space, tried)
             value = fastest[1] * PICO / slow
-            self._found.append((any(replayed(self.space, at)), units(seconds, slow), value))
+            self._found.append(
+                (any(recomputed_link_shares(self.space, tried)), units(seconds, slow), value)
+            )
         return fastest
 
     def recompute_adds_s(self, recompute: str) -> float:
         """What plans of this recompute take more at least (seconds) than `least` counts: nodes that
         run again, and what is copied into stacks of loops."""
-        at = Techniques(0, recompute, 0)
-        return self._least_difference(self._least_seconds(at), self._seconds(at))
+        techniques = Techniques(0, recompute, 0)
+        return self._least_difference(self._least_seconds(techniques), self._seconds(techniques))
 
     def changes_by_s(self, known: Techniques, techniques: Techniques) -> float:
         """By what plans of techniques are at least slower (seconds; below 0: at most faster) than
@@ -398,17 +411,17 @@ class Relaxation:
         if self._charged is None:
             self._charged = charges(self.space)
             for k in {step.variable for step in steps_of(self.space)}:
-                self._charged[self._all[k] : self._all[k + 1]] = 0.0
+                self._charged[self._all_offset[k] : self._all_offset[k + 1]] = 0.0
         share = parts_of_stage(self.space, techniques)[0]
         times = self.space.parts * share * [v.count for v in self.space.variables]
-        nodes_s: np.ndarray = np.repeat(times, np.diff(self._all))[self.kept]
-        return nodes_s * self._charged[self.kept]
+        nodes_s: np.ndarray = np.repeat(times, np.diff(self._all_offset))[self.considered]
+        return nodes_s * self._charged[self.considered]
 
     def _least_difference(self, before: np.ndarray, after: np.ndarray) -> float:
         """The least by which a choice of options takes more after than before, in safety; options
         that are impossible in both, before and after, are in no choice."""
-        more = np.subtract(after, before, out=np.zeros(len(after)), where=np.isfinite(before))
-        difference_s = float(np.minimum.reduceat(more, self.offset[:-1]).sum())
+        added = np.subtract(after, before, out=np.zeros(len(after)), where=np.isfinite(before))
+        difference_s = float(np.minimum.reduceat(added, self.offset[:-1]).sum())
         return difference_s - ROUNDING * abs(difference_s)
 
     def limited(
@@ -425,13 +438,13 @@ class Relaxation:
         At a price the cheapest choice is a line below the bound's height over all prices; where the
         lines of one that fits and one that does not meet is next.
         """
-        slow, use, first = (
+        slow, option_bytes, first = (
             slowdown(self.space, techniques),
             self._bytes(techniques),
             self.offset[:-1],
         )
         room = limit_bytes - least_working(self.space, techniques, uncut=True)
-        if np.minimum.reduceat(use, first).sum() > room:
+        if np.minimum.reduceat(option_bytes, first).sum() > room:
             return np.inf
         cost, enough = (
             units(self._seconds(techniques), slow),
@@ -446,7 +459,7 @@ class Relaxation:
             rough = self._searched(techniques, PriceLineSearch(price, enough), room)
             return self._proven(max(best, rough) * slow)
         for _ in range(PRICES):
-            value, used = self._priced(techniques, cost, use, price)
+            value, used = self._priced(techniques, cost, option_bytes, price)
             height, slope = value - price * room, used - room
             if height > best:
                 best, self._price = height, price
@@ -469,9 +482,11 @@ class Relaxation:
         """The height of a line search over prices where variables were split: the bounds that they
         give are no lines that a choice tells. The next search begins at its price."""
         cost = units(self._seconds(techniques), slowdown(self.space, techniques))
-        use = self._bytes(techniques)
+        option_bytes = self._bytes(techniques)
         while not search.over:
-            search.step_with(lambda p: self._priced(techniques, cost, use, p)[0] - p * room)
+            search.step_with(
+                lambda p: self._priced(techniques, cost, option_bytes, p)[0] - p * room
+            )
         self._price = search.price
         self._line_searches[techniques] = PriceLineSearch(search.price, search.enough)
         return search.top
@@ -489,7 +504,7 @@ class Relaxation:
         (`Tree.tighten`), first at the price that was best, then at two around the best, nearer with
         each call that gains nothing.
         """
-        slow, use, line_search = (
+        slow, option_bytes, line_search = (
             slowdown(self.space, techniques),
             self._bytes(techniques),
             self._line_searches[techniques],
@@ -505,7 +520,8 @@ class Relaxation:
             tree = self._at(techniques, price)
             tree.shift = start
             reached = (
-                tree.tighten(cost + price * use, line_search.enough + price * room) - price * room
+                tree.tighten(cost + price * option_bytes, line_search.enough + price * room)
+                - price * room
             )
             if reached > line_search.top:
                 line_search.shift = tree.shift
@@ -516,36 +532,37 @@ class Relaxation:
         return self._proven(line_search.top * slow), not line_search.over
 
     def _priced(
-        self, techniques: Techniques, cost: np.ndarray, use: np.ndarray, price: float
+        self, techniques: Techniques, cost: np.ndarray, option_bytes: np.ndarray, price: float
     ) -> tuple[float, float]:
-        """What is least under a price of a byte, and the bytes of the choice."""
-        value, choice, _ = self._at(techniques, price).run(cost + price * use)
-        return value, self._used(techniques, use, choice)
+        """The least cost under a price of a byte (picoseconds a byte), and the bytes of the choice
+        that has it. cost (picoseconds), option_bytes: of each option. [options looked at]"""
+        value, choice, _ = self._at(techniques, price).run(cost + price * option_bytes)
+        return value, self._used(techniques, option_bytes, choice)
 
     def _at(self, techniques: Techniques, price: float) -> Tree:
         """The elimination under a price of a byte of what pairs of options hold: of this space none
         does."""
         return self._compiled(techniques)
 
-    def _used(self, techniques: Techniques, use: np.ndarray, choice: np.ndarray) -> float:
-        """Bytes of a choice. use: of each option"""
-        return float(use[self.offset[:-1] + choice].sum())
+    def _used(self, techniques: Techniques, option_bytes: np.ndarray, choice: np.ndarray) -> float:
+        """Bytes of a choice. option_bytes: of each option. [options looked at]"""
+        return float(option_bytes[self.offset[:-1] + choice].sum())
 
     def usage(self, techniques: Techniques, choice: np.ndarray) -> float:
         """Bytes of a choice, its working set left out."""
         return self._used(techniques, self._bytes(techniques), choice)
 
     def _bytes(self, techniques: Techniques) -> np.ndarray:
-        return bytes_of(self.space, techniques, uncut=True)[self.kept]
+        return bytes_of(self.space, techniques, uncut=True)[self.considered]
 
     def _seconds(self, techniques: Techniques) -> np.ndarray:
-        return seconds_of(self.space, techniques, uncut=True)[self.kept]
+        return seconds_of(self.space, techniques, uncut=True)[self.considered]
 
     def _least_seconds(self, techniques: Techniques) -> np.ndarray:
         """The same where nothing runs again and no more is copied into stacks of loops than where
         blocks are recomputed: no recompute takes less."""
         plain = replace(techniques, recompute="none")
-        return seconds_of(self.space, plain, uncut=True, copies="block")[self.kept]
+        return seconds_of(self.space, plain, uncut=True, copies="block")[self.considered]
 
     def _run(
         self, seconds: np.ndarray, techniques: Techniques, *, ends: bool = True
@@ -561,48 +578,53 @@ class Relaxation:
         return max(0.0, (value * (1 - ROUNDING) - STEP) / PICO)
 
     def _compiled(self, techniques: Techniques, *, ends: bool = True) -> Tree:
-        twice = replayed(self.space, techniques)
-        key = any(twice), ends
+        recomputed = recomputed_link_shares(self.space, techniques)
+        key = any(recomputed), ends
         if key not in self._trees:
             if key not in self._models:
                 scale = link_scale(self.space, replace(techniques, microbatches=0), ends=ends)
                 self._models[key] = Model(
-                    self._all, np.zeros(self._all[-1]), self._pairs(twice, scale), None
+                    self._all_offset,
+                    np.zeros(self._all_offset[-1]),
+                    self._pairs(recomputed, scale),
+                    None,
                 )
             self._trees[key] = self._tree(self._models[key])
         return self._trees[key]
 
     def _pairs(
-        self, twice: Sequence[float], scale: Sequence[float]
+        self, recomputed: Sequence[float], scale: Sequence[float]
     ) -> dict[tuple[int, int], np.ndarray]:
-        """Conversions between variables, parallel links added up (picoseconds of ticks without a
-        bubble). twice, scale: per link."""
-        tables: dict[tuple, np.ndarray] = {}
+        """Reshards between variables, parallel links added up (picoseconds of ticks without a
+        bubble). recomputed, scale: of each link the share of its reshards that is recomputed, and
+        the part of its time that counts. [links]"""
+        table_of: dict[tuple, np.ndarray] = {}
         pairs: dict[tuple[int, int], np.ndarray] = {}
-        for link, again, part in zip(self.space.links, twice, scale, strict=True):
-            at = (id(link.forward_s), id(link.backward_s), link.count, again, part)
-            if at not in tables:
-                seconds = link.forward_s * (1 + again) + link.backward_s
-                tables[at] = (
+        for link, recomputed_share, part in zip(self.space.links, recomputed, scale, strict=True):
+            key = (id(link.forward_s), id(link.backward_s), link.count, recomputed_share, part)
+            if key not in table_of:
+                seconds = link.forward_s * (1 + recomputed_share) + link.backward_s
+                table_of[key] = (
                     part * PICO * self.space.parts * link.count * seconds
                     if part
                     else np.zeros_like(seconds)
                 )
             pair, table = (
-                ((link.a, link.b), tables[at])
+                ((link.a, link.b), table_of[key])
                 if link.a < link.b
-                else ((link.b, link.a), tables[at].T)
+                else ((link.b, link.a), table_of[key].T)
             )
             pairs[pair] = pairs[pair] + table if pair in pairs else table
         return pairs
 
     def _tree(self, model: Model) -> Tree:
         """The elimination of a model of the whole space over the options that are looked at."""
-        if len(self.kept) < self._all[-1]:
+        if len(self.considered) < self._all_offset[-1]:
             model = restrict(
                 model,
                 np.split(
-                    self.kept - np.repeat(self._all[:-1], np.diff(self.offset)), self.offset[1:-1]
+                    self.considered - np.repeat(self._all_offset[:-1], np.diff(self.offset)),
+                    self.offset[1:-1],
                 ),
             )
         return self._eliminated(model)

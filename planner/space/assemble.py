@@ -151,15 +151,17 @@ def assemble(
 def _tables(
     space: Space, techniques: Techniques, share: int, unit_s: float
 ) -> tuple[list[np.ndarray], list[int]]:
-    """Tables of conversions in units, in so many microbatches, and the number of each link's. Links
-    of equal costs have arrays in common, by which equal tables are found."""
+    """Tables of reshards in units, in so many microbatches, and the number of each link's table.
+    Links of equal costs have arrays in common, by which equal tables are found."""
     tables, table_of, number = list[np.ndarray](), list[int](), dict[tuple, int]()
     scale = link_scale(space, techniques)
-    for link, twice, part in zip(space.links, replayed(space, techniques), scale, strict=True):
-        key = (id(link.forward_s), id(link.backward_s), link.count, twice, part)
+    for link, recomputed, part in zip(
+        space.links, recomputed_link_shares(space, techniques), scale, strict=True
+    ):
+        key = (id(link.forward_s), id(link.backward_s), link.count, recomputed, part)
         if key not in number:
             number[key] = len(tables)
-            seconds = link.forward_s * (1 + twice) + link.backward_s
+            seconds = link.forward_s * (1 + recomputed) + link.backward_s
             tables.append(_whole(part * share * link.count / unit_s * seconds))
         table_of.append(number[key])
     return tables, table_of
@@ -636,10 +638,10 @@ def _place(space: Space, v: Variable, pipeline: Pipeline) -> int:
     )
 
 
-def replayed(space: Space, techniques: Techniques) -> list[float]:
-    """What part of each link's conversions runs again in the backward pass: inside gated units all,
-    inside repeated blocks when their collectives are replayed, and only of what the backward pass
-    reads, directly or on the way."""
+def recomputed_link_shares(space: Space, techniques: Techniques) -> list[float]:
+    """What part of each link's reshards runs again in the backward pass: all inside gated units;
+    inside repeated blocks, where these recompute their collectives too, those of what the backward
+    pass reads, directly or through other nodes. [links]"""
     base, graph = space.base, space.base.graph
     if has_uneven_stages(space):
         return [0.0] * len(space.links)
@@ -648,7 +650,7 @@ def replayed(space: Space, techniques: Techniques) -> list[float]:
         return [float(link.name in base.gated.tensors) for link in space.links]
     inside = {i for first, period, _ in base.loops for i in range(first, first + period)}
     demand = policy_costs(space, techniques.recompute).demand if named else None
-    again = base.replayed if demand is None else demand.again
+    recomputed = base.recomputed if demand is None else demand.recomputed
 
     def wanted(a: Variable, b: Variable) -> float:
         if not {a.kind, b.kind} <= {"op"} or not {a.node, b.node} <= inside:
@@ -656,20 +658,20 @@ def replayed(space: Space, techniques: Techniques) -> list[float]:
         readers = base.nodes_in_repeat[b.node]
         return sum(asks(a.node, reader) for reader in readers) / len(readers)
 
-    def asks(made: int, reader: int) -> bool:
+    def asks(maker: int, reader: int) -> bool:
         slots = reads(graph.nodes[reader], base.grad).slots
         makers = {
             slot: graph.producer.get(name, -1)
             for slot, name in enumerate(graph.nodes[reader].inputs)
         }
         return any(
-            (reader in again or slot in slots) and i in inside and base.shared[i] == made
+            (reader in recomputed or slot in slots) and i in inside and base.shared[i] == maker
             for slot, i in makers.items()
         )
 
     return [
         wanted(space.variables[link.a], space.variables[link.b])
-        if demand is None or link.name not in demand.kept
+        if demand is None or link.name not in demand.saved_by_name
         else 0.0
         for link in space.links
     ]

@@ -36,7 +36,7 @@ def _axis_choices(space: Space) -> tuple[np.ndarray, ...]:
         else:
             choices.append(
                 np.array(
-                    [_states(hub, branch, axes) for hub, branch in v.layouts], np.int64
+                    [_states(shared, derived, axes) for shared, derived in v.layouts], np.int64
                 ).reshape(len(v.layouts), len(axes))
             )
     return tuple(choices)
@@ -55,15 +55,15 @@ def _cuts(splits: Sequence[Split], number: Mapping[str, int], axes: tuple[str, .
     return result
 
 
-def _states(hub: Layout, branch: Layout | None, axes: tuple[str, ...]) -> list[int]:
+def _states(shared: Layout, derived: Layout | None, axes: tuple[str, ...]) -> list[int]:
     """What each mesh axis does to a shared tensor: the dim it cuts, or a number beyond."""
     row = []
     for a in axes:
-        kind, d = hub.state(a)
+        kind, d = shared.state(a)
         code = (
             d
             if kind == "sharded"
             else {"partial": 100, "grad_partial": 101, "replicated": -1}[kind]
         )
-        row.append(code + (200 if branch is not None and a in branch.grad_partial else 0))
+        row.append(code + (200 if derived is not None and a in derived.grad_partial else 0))
     return row

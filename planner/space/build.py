@@ -3,12 +3,13 @@
 Decisions (variables of the problem):
     op      one per class of nodes that share a decision (planner.graph.repeats): a split of its
             rule
-    hub     one per tensor read by several operators: the layout it is brought to once, possibly
-            with one branch made from it
-    weight  one per weight read by several operators: the layout it is kept in
+    shared_layout
+            one per tensor read by several operators: the layout it is brought to once, possibly
+            with a second one derived from it
+    weight  one per weight read by several operators: the layout it is stored in
 Costs of an op are kernels forward and backward, collectives inside kernels, and the reduction of
-the gradients of weights only it reads. Costs between variables are conversions, forward and (where
-a gradient flows) backward, from planner.sharding.layout. Everything is kept apart (forward,
+the gradients of weights only it reads. Costs between variables are reshards, forward and (where a
+gradient flows) backward, from planner.sharding.layout. Each is a figure of its own (forward,
 backward, per ZeRO stage) so that one space serves every choice of technique:
 planner.space.assemble adds up.
 """
@@ -20,7 +21,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.analysis.facts import GraphFacts, Wire
+from planner.analysis.facts import GraphFacts, TensorEdge
 from planner.ops.lookup import unread_gradients
 from planner.ops.residuals import reads
 from planner.pricing.gradient_sync import WeightCosts, no_weights
@@ -46,7 +47,7 @@ class _Builder:
         seconds_alone: bool,
     ) -> None:
         self.base, self.pricer, self.parts = base, pricer, parts
-        self.graph, self.layout_table, self.tables = (
+        self.graph, self.layout_table, self.reshard_tables = (
             base.graph,
             pricer.layout_table,
             pricer.conversions,
@@ -63,8 +64,8 @@ class _Builder:
         self._kind_of = self.kinds.every()
         for i, kind in self._kind_of.items():
             self._op(i, kind)
-        for wire in self.base.wires:
-            self._connect(wire)
+        for edge in self.base.tensor_edges:
+            self._connect(edge)
         self._outputs()
         return Space(self.base, self.pricer, self.variables, self.links, self.op_of, self.parts)
 
@@ -81,18 +82,18 @@ class _Builder:
         )
         self.variables.append(v)
 
-    def _connect(self, wire: Wire) -> None:
-        """Link the producer of a tensor (or its storage) with its readers; the tables serve all
-        tensors of the wire."""
-        (reader, slot, times), *others = wire.uses
+    def _connect(self, edge: TensorEdge) -> None:
+        """Link the producer of a tensor (or its storage) with its readers; the tables of reshards
+        serve all tensors of the edge."""
+        (reader, slot, times), *others = edge.uses
         if times > 1 or others:
-            self._hub(wire)
+            self._shared_layout(edge)
         else:
-            assert wire.made is not None
+            assert edge.maker is not None
             self._link(
-                wire,
-                self.op_of[wire.made[0]],
-                self._result(wire.made),
+                edge,
+                self.op_of[edge.maker[0]],
+                self._result(edge.maker),
                 (),
                 self.op_of[reader],
                 self._need(reader, slot),
@@ -109,39 +110,39 @@ class _Builder:
         """Layouts of a class's result."""
         return self._kind_of[maker[0]].results[maker[1]]
 
-    def _hub(self, wire: Wire) -> None:
-        """A variable for the layout a shared tensor is brought to; options may hold a second layout
-        made from the first."""
-        name, layout_table = wire.name, self.layout_table
-        per_use = [(self.op_of[i], self._need(i, slot), times) for i, slot, times in wire.uses]
-        options = self._hub_options(name, [target for _, target, _ in per_use])
-        hubs, branches = zip(*options, strict=True)
-        source = layout_table.column(hubs)
+    def _shared_layout(self, edge: TensorEdge) -> None:
+        """A variable for the layout that a tensor of several readers is brought to; options may
+        have a second layout, derived from the first."""
+        name, layout_table = edge.name, self.layout_table
+        per_use = [(self.op_of[i], self._need(i, slot), times) for i, slot, times in edge.uses]
+        options = self._shared_layout_options(name, [target for _, target, _ in per_use])
+        shared, derived = zip(*options, strict=True)
+        source = layout_table.column(shared)
         index = len(self.variables)
         self.variables.append(
             Variable(
                 name=name,
-                kind="weight" if name in self.graph.weights else "hub",
-                count=wire.count,
-                costs=self._hub_costs(wire, options),
+                kind="weight" if name in self.graph.weights else "shared_layout",
+                count=edge.count,
+                costs=self._shared_layout_costs(edge, options),
                 layouts=tuple(
-                    (layout_table.layouts[h], layout_table.layouts[b] if b >= 0 else None)
-                    for h, b in options
+                    (layout_table.layouts[s], layout_table.layouts[d] if d >= 0 else None)
+                    for s, d in options
                 ),
             )
         )
-        if wire.made is not None:
+        if edge.maker is not None:
             self._link(
-                wire, self.op_of[wire.made[0]], self._result(wire.made), (), index, source, 1
+                edge, self.op_of[edge.maker[0]], self._result(edge.maker), (), index, source, 1
             )
         for b, target, times in per_use:
-            self._link(wire, index, source, branches, b, target, times)
+            self._link(edge, index, source, derived, b, target, times)
 
-    def _hub_options(
+    def _shared_layout_options(
         self, name: str, targets: Sequence[LayoutColumn]
     ) -> tuple[tuple[int, int], ...]:
-        """Layouts that a shared tensor may be brought to, each with one made from it, or -1.
-        targets: what its readers want."""
+        """Layouts that a tensor of several readers may be brought to, each with one derived from
+        it, or -1: numbers of the layout table. targets: what its readers want."""
         layout_table = self.layout_table
         wanted = dict.fromkeys(n for target in targets for n in target.layouts)
         plain = dict.fromkeys(layout_table.without_grad_partial(n) for n in wanted)
@@ -160,49 +161,51 @@ class _Builder:
             )
         return tuple(options)
 
-    def _hub_costs(self, wire: Wire, options: Sequence[tuple[int, int]]) -> OptionCosts:
-        """A branch costs its conversion from the hub; without one the diagonal, from the hub to
-        itself, costs nothing."""
-        name, layout_table, t = wire.name, self.layout_table, self.graph.tensors[wire.name]
-        source = layout_table.column(tuple([h for h, _ in options]))
-        branch = layout_table.column(tuple([h if b < 0 else b for h, b in options]))
-        forward, backward = self.tables.table(
+    def _shared_layout_costs(
+        self, edge: TensorEdge, options: Sequence[tuple[int, int]]
+    ) -> OptionCosts:
+        """A derived layout costs its reshard from the shared one; without one the diagonal, from
+        the shared layout to itself, costs nothing."""
+        name, layout_table, t = edge.name, self.layout_table, self.graph.tensors[edge.name]
+        source = layout_table.column(tuple([s for s, _ in options]))
+        last = layout_table.column(tuple([s if d < 0 else d for s, d in options]))
+        forward, backward = self.reshard_tables.table(
             t.shape,
             self.pricer.itemsize(t.dtype),
             source.layouts,
-            branch.layouts,
+            last.layouts,
             name in self.base.grad,
         )
         weights = no_weights(len(options))
         if name in self.graph.weights:
             read_backward = any(
-                slot in reads(self.graph.nodes[i], self.base.grad).slots for i, slot, _ in wire.uses
+                slot in reads(self.graph.nodes[i], self.base.grad).slots for i, slot, _ in edge.uses
             )
             weights = WeightCosts.of(
-                self.kinds.weights.of(name, [h for h, _ in options], read_backward)
+                self.kinds.weights.of(name, [s for s, _ in options], read_backward)
             )
         return OptionCosts.of_layouts(
             weights,
-            forward[source.of, branch.of] * self._each(name),
-            backward[source.of, branch.of],
+            forward[source.of, last.of] * self._forward_share(name),
+            backward[source.of, last.of],
         )
 
     def _link(
         self,
-        wire: Wire,
+        edge: TensorEdge,
         a: int,
         source: LayoutColumn,
-        branches: Sequence[int],
+        derived: Sequence[int],
         b: int,
         target: LayoutColumn,
         times: int,
     ) -> None:
-        """Add the table of conversions from each option of a (a layout, and where there are
-        branches one already made from it, or -1) to each option of b, so many of which read each
+        """Add the table of reshards from each option of a (a layout; derived: the layout that is
+        already derived from each, or -1) to each option of b, so many of which read each
         tensor."""
-        forward, backward = self._conversions(wire, source, branches, target)
+        forward, backward = self._reshard_tables(edge, source, derived, target)
         if a == b:
-            share = wire.count / self.variables[a].count  # one fewer than there are repeats
+            share = edge.count / self.variables[a].count  # one fewer than there are repeats
             self._add(self.variables[a], share * np.diag(forward), share * np.diag(backward))
         else:
             self.links.append(
@@ -211,26 +214,27 @@ class _Builder:
                     b,
                     forward,
                     backward,
-                    wire.count * times,
-                    wire.name,
-                    self._share(target, len(self.graph.tensors[wire.name].shape)),
+                    edge.count * times,
+                    edge.name,
+                    self._share(target, len(self.graph.tensors[edge.name].shape)),
                 )
             )
 
-    def _conversions(
-        self, wire: Wire, source: LayoutColumn, branches: Sequence[int], target: LayoutColumn
+    def _reshard_tables(
+        self, edge: TensorEdge, source: LayoutColumn, derived: Sequence[int], target: LayoutColumn
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tables of `_link`, forward and backward; wires that are alike have theirs in common."""
-        t, grad = self.graph.tensors[wire.name], wire.name in self.base.grad
-        times, carried = self._each(wire.name), wire.name in self.base.carried
+        """Seconds of the reshards of `_link`, forward and backward; edges that are alike have their
+        tables in common. [options of a, of b]"""
+        t, grad = self.graph.tensors[edge.name], edge.name in self.base.grad
+        times, carried = self._forward_share(edge.name), edge.name in self.base.carried
         # Columns of equal layouts are the same object, compared by identity (LayoutTable.column).
-        back = wire.name not in unread_gradients(self.graph, self.base.grad) or any(
-            not self.base.grad.isdisjoint(self.graph.nodes[i].outputs) for i, _, _ in wire.uses
+        has_backward = edge.name not in unread_gradients(self.graph, self.base.grad) or any(
+            not self.base.grad.isdisjoint(self.graph.nodes[i].outputs) for i, _, _ in edge.uses
         )
-        key = (t.shape, t.dtype, grad, back, times, source, branches, target, carried)
+        key = (t.shape, t.dtype, grad, has_backward, times, source, derived, target, carried)
         if key not in self._linked:
             place = source.of[:, None] * len(target.layouts) + target.of
-            tables = self.tables.table(
+            tables = self.reshard_tables.table(
                 t.shape, self.pricer.itemsize(t.dtype), source.layouts, target.layouts, grad
             )
             forward, backward = (table.take(place) for table in tables)
@@ -239,11 +243,11 @@ class _Builder:
                     [bool(self.layout_table.layouts[n].partial) for n in target.layouts]
                 )
                 forward[:, partial[target.of]] = np.inf
-            if branches:
-                ready = np.array(branches)[:, None] == np.array(target.layouts)[target.of]
+            if derived:
+                ready = np.array(derived)[:, None] == np.array(target.layouts)[target.of]
                 forward[ready] = backward[ready] = 0.0
             forward *= times
-            if not back:
+            if not has_backward:
                 backward = np.where(np.isinf(backward), backward, 0.0)
             self._linked[key] = forward, backward
         return self._linked[key]
@@ -251,12 +255,14 @@ class _Builder:
     def _share(self, row: LayoutColumn, rank: int) -> np.ndarray:
         """The part of a tensor that a device has in each layout, padding aside. [options]"""
         if row not in self._shares:
-            self._shares[row] = (1 / self.tables.pieces(row.layouts, rank).prod(axis=1))[row.of]
+            self._shares[row] = (1 / self.reshard_tables.pieces(row.layouts, rank).prod(axis=1))[
+                row.of
+            ]
         return self._shares[row]
 
-    def _each(self, name: str) -> float:
-        """What part of its forward conversions a tensor needs in every microbatch: all, or its
-        share of one where microbatches do not differ in it."""
+    def _forward_share(self, name: str) -> float:
+        """What part of its forward reshards a tensor needs in every microbatch: all, or its share
+        of one where microbatches do not differ in it."""
         return 1 / self.parts if name in self.base.still else 1.0
 
     def _outputs(self) -> None:
@@ -272,7 +278,7 @@ class _Builder:
                 tuple([layout_table.number(layout_table.layouts[s].stored) for s in source.layouts])
             )
             t = graph.tensors[name]
-            forward, _ = self.tables.table(
+            forward, _ = self.reshard_tables.table(
                 t.shape,
                 self.pricer.itemsize(t.dtype),
                 source.layouts,

@@ -54,26 +54,31 @@ def policy_costs(space: Space, recompute: str) -> PolicyCosts:
 
 def _costs(space: Space, recompute: str) -> PolicyCosts:
     base, names = space.base, frozenset(saved_names(recompute))
-    away, values = offloaded_values(recompute), block_values(base.graph, base.loops)
+    offloaded, values = offloaded_values(recompute), block_values(base.graph, base.loops)
     demand = demand_of(base, frozenset(t for t, name in values.items() if name in names))
-    seconds, sizes, sent, on_way, stacked = (
+    recompute_s, saved_bytes, sent_bytes, on_way_bytes, copied_bytes = (
         [np.zeros(v.options) for v in space.variables] for _ in range(5)
     )
-    again = Counter(base.shared[i] for i in demand.again)
+    recomputed = Counter(base.shared[i] for i in demand.recomputed)
     for k, v in enumerate(space.variables):
-        if v.kind == "op" and v.node in again:
-            seconds[k] = v.costs.forward_s * (again[v.node] / v.count)
-    for tensor, repeats in demand.saved.items():
+        if v.kind == "op" and v.node in recomputed:
+            recompute_s[k] = v.costs.forward_s * (recomputed[v.node] / v.count)
+    for tensor, repeats in demand.asked_for.items():
         k = space.op_of[base.shared[base.graph.producer[tensor]]]
         value_bytes = bytes_of_value(space, tensor, k)
-        if values[tensor] not in away:
-            sizes[k] = sizes[k] + repeats * value_bytes
-            stacked[k] = stacked[k] + repeats * value_bytes * copied(base, tensor, space.pricer)
+        if values[tensor] not in offloaded:
+            saved_bytes[k] = saved_bytes[k] + repeats * value_bytes
+            copied_bytes[k] = copied_bytes[k] + repeats * value_bytes * copied(
+                base, tensor, space.pricer
+            )
             continue
-        sent[k] = sent[k] + repeats * value_bytes
+        sent_bytes[k] = sent_bytes[k] + repeats * value_bytes
         if len(base.loops) == 1:  # of several blocks those of the largest are, whichever that is
-            on_way[k] = on_way[k] + PARKED_ARRAYS * value_bytes
-    return PolicyCosts(demand, *map(np.concatenate, (seconds, sizes, sent, on_way, stacked)))
+            on_way_bytes[k] = on_way_bytes[k] + PARKED_ARRAYS * value_bytes
+    return PolicyCosts(
+        demand,
+        *map(np.concatenate, (recompute_s, saved_bytes, sent_bytes, on_way_bytes, copied_bytes)),
+    )
 
 
 def bytes_of_value(space: Space, tensor: str, k: int) -> np.ndarray:
@@ -82,16 +87,16 @@ def bytes_of_value(space: Space, tensor: str, k: int) -> np.ndarray:
     i, value = base.graph.producer[tensor], base.graph.tensors[tensor]
     slot = [o for o in base.graph.nodes[i].outputs if o].index(tensor)
     itemsize, order, rule = space.pricer.itemsize(value.dtype), tuple(mesh), base.rules[i]
-    itself = operator_of(base.graph.nodes[i].op).names_itself
+    names_itself = operator_of(base.graph.nodes[i].op).names_itself
 
-    def kept(split: Split) -> float:
+    def saved_under(split: Split) -> float:
         layout = rule.result(slot, split, order)
-        if not itself and any(inner.axes(split, order) for inner in rule.inner):
+        if not names_itself and any(inner.axes(split, order) for inner in rule.inner):
             return 0.0  # its backward pass needs more: it is not saved
         if layout.partial:
             return value.elements * itemsize / prod(mesh.values())
-        beside = named_beside(base, i, split, space.pricer)
+        named_too = named_beside(base, i, split, space.pricer)
         shape = local_shape(value.shape, layout, mesh)
-        return space.pricer.stored_bytes(shape, value.dtype, base.kind_of(value.shape)) + beside
+        return space.pricer.stored_bytes(shape, value.dtype, base.kind_of(value.shape)) + named_too
 
-    return np.array([kept(split) for split in space.variables[k].splits])
+    return np.array([saved_under(split) for split in space.variables[k].splits])

@@ -191,7 +191,7 @@ def _runs_again(space: Space) -> dict[str, np.ndarray]:
     block the last may make less again than the others. [options]"""
     base, price, by_recompute = space.base, space.pricer, dict[str, np.ndarray]()
     for recompute in ("block", "block-keep"):
-        again = base.replayed
+        again = base.recomputed
         if price.runtime.kernels is not None and base.training:
             again = runs_again(base, recompute, price)
         number = Counter(base.shared[i] for i in again)

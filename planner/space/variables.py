@@ -98,8 +98,8 @@ OPTION_FIELDS = tuple(f.name for f in fields(OptionCosts))
 
 @dataclass
 class Variable:
-    """One decision: its options with their costs. kind: op | hub | weight (planner.space.build);
-    count: nodes, or tensors, that decide so."""
+    """One decision: its options with their costs. kind: op | shared_layout | weight
+    (planner.space.build); count: nodes, or tensors, that decide so."""
 
     name: str
     kind: str

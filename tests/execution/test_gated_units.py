@@ -112,7 +112,7 @@ def test_what_is_inside_costs_one_more_pass(llama: Graph) -> None:
     inside = min(base.gated.nodes)
     forward, backward = kernel_times(base, inside, Split(), pricer)
     assert backward == pytest.approx(3 * forward)
-    assert inside not in base.replayed and inside not in base.demanded
+    assert inside not in base.recomputed and inside not in base.demanded
 
 
 @pytest.mark.parametrize("recompute", ["none", "block", "block-keep"])

@@ -104,7 +104,7 @@ def test_ways_lead_to_what_a_gradient_reads() -> None:
     )
     found = {
         base.graph.nodes[i].id.split("/")[-2]: ways
-        for i, (_, ways) in base.saved_collective_ways.items()
+        for i, (_, ways) in base.saved_collective_paths.items()
     }
     assert {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"} <= set(
         found
@@ -114,5 +114,5 @@ def test_ways_lead_to_what_a_gradient_reads() -> None:
     ] == ["MatMul_output_0", "Add_output_0"]
     used = [n for ways in found.values() for way in ways for n in way]
     assert len(used) == len(set(used)) and {
-        repeats for repeats, _ in base.saved_collective_ways.values()
+        repeats for repeats, _ in base.saved_collective_paths.values()
     } == {3}

@@ -44,7 +44,7 @@ def again_at_least(space: Space, at: Techniques) -> float:
         space,
         variables=[
             replace(v, costs=replace(v.costs, backward_s=v.costs.backward_s * 0))
-            if v.kind == "hub"
+            if v.kind == "shared_layout"
             else v
             for v in space.variables
         ],

@@ -92,7 +92,7 @@ def test_blocks_that_are_put_together_differently_are_not_recomputed(tmp_path: P
     them again."""
     search = _search(_read_behind(tmp_path / "model.onnx"), 8, 64)
     base = search.base(1)
-    assert base is not None and base.runs and not base.loops and not base.replayed
+    assert base is not None and base.runs and not base.loops and not base.recomputed
     assert search.offered.recomputes(base, search.offered.meshes()[0]) == ("none",)
 
 

@@ -105,7 +105,7 @@ def test_bounds_below_a_target_are_the_same_without_options_that_miss_it() -> No
         assert (
             whole.splits is None
             and narrow.splits is not None
-            and len(narrow.kept) < 0.9 * len(whole.kept)
+            and len(narrow.considered) < 0.9 * len(whole.considered)
         )
         below = 0
         for at in (
@@ -153,7 +153,7 @@ def test_what_is_looked_at_below_a_target_is_what_some_plan_below_it_has() -> No
     for more in (1.001, 1.02, 1.3, 3.0):
         narrow = Relaxation(space)
         assert narrow.least((0,), more * best) == pytest.approx(best, rel=1e-9)
-        assert narrow.kept.tolist() == np.flatnonzero(each < more * best).tolist()
+        assert narrow.considered.tolist() == np.flatnonzero(each < more * best).tolist()
     for less in (0.5, 0.99):
         assert (
             Relaxation(space).least((0,), less * best) == less * best
@@ -228,7 +228,9 @@ def test_bounds_stand_where_tables_would_be_too_large(monkeypatch: pytest.Monkey
     # Of options that no plan below a target has fewer are known: none is left out that the whole
     # elimination keeps.
     assert narrow.least((0,), target) <= least and whole.exact and not narrow.exact
-    assert set(whole.kept) <= set(narrow.kept) and len(narrow.kept) < space_options(space)
+    assert set(whole.considered) <= set(narrow.considered) and len(
+        narrow.considered
+    ) < space_options(space)
 
 
 @pytest.mark.parametrize("best", [1.0, 3.7, 900.0, 1e-4])
@@ -289,7 +291,7 @@ def test_a_space_is_relaxed_anew_for_plans_that_are_much_faster() -> None:
     below = 1.05 * found[1]
     again = relaxed.again_below(below)
     assert again is not None and again.least((0, 1, 2, 3), below) >= least * (1 - 1e-9)
-    assert len(again.kept) < len(relaxed.kept)
+    assert len(again.considered) < len(relaxed.considered)
     now = again.free(at, 1)
     assert now is not None and now[1] == pytest.approx(found[1], rel=1e-9)
     assert again.again_below(0.999 * below) is None

@@ -80,15 +80,15 @@ def same_choice(tied: Space, apart: Space, choice: np.ndarray) -> tuple[int, ...
     shared = tied.base.shared
     carried = apart.base.carried
     name_of_key = {}
-    for wire in tied.base.wires:
-        uses = tuple((i, slot) for i, slot, _ in wire.uses)
-        name_of_key[wire.made, uses, wire.name in carried] = wire.name
+    for edge in tied.base.tensor_edges:
+        uses = tuple((i, slot) for i, slot, _ in edge.uses)
+        name_of_key[edge.maker, uses, edge.name in carried] = edge.name
     k_of = {v.name: k for k, v in enumerate(tied.variables)}
     name_of = {}
-    for wire in apart.base.wires:
-        made = wire.made and (shared[wire.made[0]], wire.made[1])
-        uses = tuple(dict.fromkeys((shared[i], slot) for i, slot, _ in wire.uses))
-        name_of[wire.name] = name_of_key[made, uses, wire.name in carried]
+    for edge in apart.base.tensor_edges:
+        made = edge.maker and (shared[edge.maker[0]], edge.maker[1])
+        uses = tuple(dict.fromkeys((shared[i], slot) for i, slot, _ in edge.uses))
+        name_of[edge.name] = name_of_key[made, uses, edge.name in carried]
     result = []
     for v in apart.variables:
         if v.kind == "op":

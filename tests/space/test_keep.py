@@ -32,7 +32,7 @@ def test_products_behind_a_kept_sum_are_not_charged_again() -> None:
         for v, k in zip(space.variables, rows, strict=True)
         if v.kind == "op"
         and space.base.rules[v.node].result(0, v.splits[k], ("data", "model")).partial
-        and v.node in space.base.replayed
+        and v.node in space.base.recomputed
     ]
     assert behind and all(
         v.costs.not_recomputed_s[k] == v.costs.forward_s[k] > 0 for v, k in behind

@@ -608,10 +608,10 @@ def test_all_nodes_of_a_class_that_read_a_tensor_alike_are_one_link() -> None:
     space = space_of("zoo:t5-tiny", 16)
     graph, read = (
         space.base.graph,
-        {v.name: k for k, v in enumerate(space.variables) if v.kind == "hub"},
+        {v.name: k for k, v in enumerate(space.variables) if v.kind == "shared_layout"},
     )
     assert any(
-        len(w.uses) < len(graph.consumers[w.name]) for w in space.base.wires
+        len(w.uses) < len(graph.consumers[w.name]) for w in space.base.tensor_edges
     )  # what the encoder makes for every decoder block
     for name, k in read.items():
         v = space.variables[k]
