@@ -9,7 +9,7 @@ from math import prod
 from costmodels.hardware.units import show_bytes, show_time
 from planner.report.baselines import baseline_name
 from planner.sharding.layout import STAGE
-from planner.strategy.stages import dealt, lockstep, stages, ticks
+from planner.strategy.stages import assigned_blocks, lockstep, stages, ticks
 from planner.strategy.strategy import Strategy
 from planner.support.text import count, percent
 
@@ -71,7 +71,7 @@ def why_stages(s: Strategy) -> list[str]:
 
 def on_stages(s: Strategy, name: str) -> str:
     """Which pipeline stages run a node: its repeats are divided over them, or each has it."""
-    n, (per_stage, whole), chunks = stages(s), dealt(s), s.chosen.virtual_stages
+    n, (per_stage, whole), chunks = stages(s), assigned_blocks(s), s.chosen.virtual_stages
     if s.techniques.get("cuts"):
         return f"stage {s.nodes[name]['stage']} of {n} runs it" + (
             ", and other stages its repeats" if s.nodes[name]["times"] > 1 else ""
@@ -127,7 +127,7 @@ def named_repeat(s: Strategy, name: str, text: str) -> int:
 def asked_repeat(s: Strategy, name: str, text: str) -> str:
     """`repeat 13 of the block is on stage 2` where a name stands for one repeat of a block that is
     divided over stages; "" else. name: its node in the file."""
-    repeat, (per_stage, _) = named_repeat(s, name, text), dealt(s)
+    repeat, (per_stage, _) = named_repeat(s, name, text), assigned_blocks(s)
     if repeat < 0 or not any("per_stage" in b and name in b["body"] for b in s.blocks):
         return ""
     per_chunk = per_stage // s.chosen.virtual_stages

@@ -100,14 +100,14 @@ def anchored(request: Request, anchor: Anchor) -> Request:
 
 def assumed(anchor: Anchor, model: str) -> str:
     """What a summary says of it."""
-    said = (
+    text = (
         f"prices x {anchor.slower:.3g}: {anchor.path} was priced {anchor.priced_s:.3g} s a step on"
         f" {anchor.devices} devices and took {anchor.measured_s:.3g} s"
     )
     if anchor.model == model:
-        return said
+        return text
     return (
-        f"{said}; it is of {anchor.model}, and of published runs one model's tell no more of"
+        f"{text}; it is of {anchor.model}, and of published runs one model's tell no more of"
         " another's: the range is as wide as without"
     )
 

@@ -41,15 +41,15 @@ SAME = 1e-9
 """Of two prices of one plan: sums of the same parts in another order."""
 
 
-def used_alike(mesh: Mesh, plan: Plan, kept: Collection[str] = ()) -> Names:
-    """Axis -> the outermost of the neighbours that it is one with. kept: names that the user gave,
+def used_alike(mesh: Mesh, plan: Plan, given_names: Collection[str] = ()) -> Names:
+    """Axis -> the outermost of the neighbours that it is one with. given_names: those of the user,
     which stay axes of their own."""
     splits = {id(s): s for s in plan.splits.values()}.values()
     names = {a.name: a.name for a in mesh.axes}
     for outer, inner in pairwise(mesh.inner):
         pair, both = (outer.name, inner.name), {outer.name, inner.name}
         if (
-            not both & set(kept)
+            not both & set(given_names)
             and len(both & set(mesh.group)) != 1
             and all(_beside(axes, pair) for s in splits for _, axes in s.pairs)
         ):
@@ -81,17 +81,24 @@ def with_merged_axes(
             or cost.memory != best.cost.memory
         ):
             return as_is
-        one = _space(search, space, plan, mesh, names)
-        at = tuple(
+        merged_space = _space(search, space, plan, mesh, names)
+        merged_choice = tuple(
             _place(v, names, w, k)
-            for v, w, k in zip(one.variables, space.variables, choice, strict=True)
+            for v, w, k in zip(merged_space.variables, space.variables, choice, strict=True)
         )
     except (PlanError, ValueError):  # across the links; a layout that is reached otherwise
         return as_is
-    made = assemble(one, best.techniques, request.limit_bytes)
-    if not isclose(evaluate(made, at).cost, evaluate(problem, choice).cost, rel_tol=SAME):
+    merged_problem = assemble(merged_space, best.techniques, request.limit_bytes)
+    if not isclose(
+        evaluate(merged_problem, merged_choice).cost, evaluate(problem, choice).cost, rel_tol=SAME
+    ):
         return as_is
-    return replace(best, mesh=mesh, plan=plan, cost=cost), one, at, made
+    return (
+        replace(best, mesh=mesh, plan=plan, cost=cost),
+        merged_space,
+        merged_choice,
+        merged_problem,
+    )
 
 
 def _space(search: Solving, space: Space, plan: Plan, mesh: Mesh, names: Names) -> Space:

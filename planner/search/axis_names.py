@@ -30,8 +30,8 @@ Names = Mapping[str, str]
 """Axis -> its new name; neighbours that become one axis have the same."""
 
 
-def axis_names(base: GraphFacts, plan: Plan, kept: Collection[str] = ()) -> dict[str, str]:
-    """Axis of the plan -> its name by what it does. kept: those that the user named."""
+def axis_names(base: GraphFacts, plan: Plan, given_names: Collection[str] = ()) -> dict[str, str]:
+    """Axis of the plan -> its name by what it does. given_names: those of the user, which stay."""
     work = {a: dict.fromkeys(ROLES, 0.0) for a, _ in plan.mesh}
     for i, factors in base.roles.items():
         node, rule = base.graph.nodes[i], base.rules[i]
@@ -41,7 +41,7 @@ def axis_names(base: GraphFacts, plan: Plan, kept: Collection[str] = ()) -> dict
         for f, axes in plan.splits.get(node.id, Split()).pairs:
             for a in axes if f != PENDING else ():
                 work[a][factors[f]] += weight
-    new_names = {a: a for a, n in plan.mesh if a in kept or a == STAGE or n == 1}
+    new_names = {a: a for a, n in plan.mesh if a in given_names or a == STAGE or n == 1}
     for a, shares in work.items():
         if a not in new_names:
             role = max(ROLES, key=lambda r: shares[r]) if any(shares.values()) else REPLICATED

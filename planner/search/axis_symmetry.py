@@ -19,14 +19,14 @@ from planner.sharding.rule import Split
 from planner.space.variables import Space, Variable
 
 
-def axis_swap(mesh: Mesh, roles: Names, kept: Collection[str] = ()) -> Names:
+def axis_swap(mesh: Mesh, roles: Names, given_names: Collection[str] = ()) -> Names:
     """Axis -> the axis that is to have its part, so that among axes alike data is outermost and
     model innermost; {} where they stand so already.
 
-    roles: the axis' name by what it cuts (planner.search.axis_names.axis_names); kept: names that
-    the user gave, which stay where they are.
+    roles: the axis' name by what it cuts (planner.search.axis_names.axis_names); given_names: axes
+    that the user named, which stay where they are.
     """
-    movable = [a for a in mesh.inner if a.name not in kept and role_named(roles[a.name])]
+    movable = [a for a in mesh.inner if a.name not in given_names and role_named(roles[a.name])]
     swaps: dict[str, str] = {}
     for alike in dict.fromkeys((a.parts, a.name in mesh.group) for a in movable):
         names = [a.name for a in movable if (a.parts, a.name in mesh.group) == alike]

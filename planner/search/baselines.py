@@ -24,7 +24,7 @@ def tune_baselines(search: Solving, baselines: dict[str, Candidate]) -> None:
     """Adds data_parallel, zero3, megatron and replicated, each tuned over microbatches,
     recompute and ZeRO stage under the same limits: with room where it fits so."""
     topology, n = search.request.topology, search.request.topology.devices
-    one = (search.offered.replicas(),)
+    data_parallel = (search.offered.replicas(),)
     node = topology.levels[0].size
     inner = tuple(
         m
@@ -33,11 +33,13 @@ def tune_baselines(search: Solving, baselines: dict[str, Candidate]) -> None:
     )
     levels = (0, 1) if search.training else (0,)
     families: list[tuple[str, Meshes, Family, tuple[int, ...]]] = [
-        ("data_parallel", one, lambda b, m: batch_only(b, m.shape, ("data",)), levels),
+        ("data_parallel", data_parallel, lambda b, m: batch_only(b, m.shape, ("data",)), levels),
         ("replicated", (pinned_mesh(topology, {"data": n}),), lambda b, m: no_split(b), (0,)),
     ]
     if search.training:
-        families.append(("zero3", one, lambda b, m: batch_only(b, m.shape, ("data",)), (3,)))
+        families.append(
+            ("zero3", data_parallel, lambda b, m: batch_only(b, m.shape, ("data",)), (3,))
+        )
     base = search.base(1)
     staged = (
         tuple(m for m in search.offered.staged() if dict(m.shape).get("tensor", 1) <= node)
@@ -47,13 +49,20 @@ def tune_baselines(search: Solving, baselines: dict[str, Candidate]) -> None:
     if n > 1 and (inner or staged):
         families.append(("megatron", inner + staged, megatron_only, levels))
     freed = _freed(search)
-    for label, on, allowed, at in families:
-        family = PlanFamily(label, allowed, at, pinned=False)
+    for label, searched_meshes, allowed, zero_stages in families:
+        family = PlanFamily(label, allowed, zero_stages, pinned=False)
         # Stages and what is gathered by blocks run in loops, and may keep the pins.
-        loops = on if freed is search or at == (3,) else tuple(m for m in on if m.stages > 1)
-        for searched, share in ((freed, tuple(m for m in on if m not in loops)), (search, loops)):
-            if share:
-                _tune(searched, family, share, baselines)
+        loops = (
+            searched_meshes
+            if freed is search or zero_stages == (3,)
+            else tuple(m for m in searched_meshes if m.stages > 1)
+        )
+        for searched, part in (
+            (freed, tuple(m for m in searched_meshes if m not in loops)),
+            (search, loops),
+        ):
+            if part:
+                _tune(searched, family, part, baselines)
     search.stopped = search.stopped or freed.stopped
 
 

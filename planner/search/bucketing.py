@@ -18,31 +18,31 @@ from planner.execution.techniques import AUTO
 from planner.pricing.bucketing import NOTABLE, OPEN, SIZES, TIE, _joined, launched, seconds
 
 
-def runtime_of_buckets(runtime: Runtime, asked: int | str) -> Runtime:
-    """The profile that a search with a pinned bucket prices by: that of its size, or of the largest
-    that AUTO tries, so that what is proven holds for all."""
-    if not asked or asked == OPEN:
+def runtime_of_buckets(runtime: Runtime, bucket: int | str) -> Runtime:
+    """The profile that a search with a pinned bucket prices by: that of its size (bytes), or of the
+    largest that AUTO tries, so that what is proven holds for all."""
+    if not bucket or bucket == OPEN:
         return runtime
-    return replace(runtime, bucket_bytes=float(SIZES[-1] if asked == AUTO else asked))
+    return replace(runtime, bucket_bytes=float(SIZES[-1] if bucket == AUTO else bucket))
 
 
 def price_with_buckets(
-    base: GraphFacts, plan: Plan, pricer: Pricer, asked: int | str
+    base: GraphFacts, plan: Plan, pricer: Pricer, bucket: int | str
 ) -> tuple[Plan, Cost]:
     """The plan with buckets of the size asked for, and its price. Of AUTO the smallest size that
     ties with the best; of OPEN the same where it is notably faster than the compiler's own. Raises
-    PlanError P068 where its blocks cannot be dealt out over pipeline stages.
+    PlanError P068 where its blocks cannot be assigned to pipeline stages.
     """
     from planner.pricing.plan_price import price_flow, price_plan, price_resent
     from planner.pricing.step_time import derived
 
-    if isinstance(asked, int):
-        sized = replace(plan, bucket_bytes=asked)
+    if isinstance(bucket, int):
+        sized = replace(plan, bucket_bytes=bucket)
         return sized, price_plan(base, sized, pricer)[0]
     flow, runs = derived(base, plan)
     uses = collectives.collectives(flow, runs, pricer.itemsize)
     cost = price_flow(base, flow, runs, pricer, uses)
-    if asked == OPEN and (
+    if bucket == OPEN and (
         plan.overlapped_microbatches > 1 or cost.launch_time_s <= NOTABLE * cost.step_time_s
     ):  # copies ask for launches of their own size (planner.pricing.microbatch_overlap)
         return plan, cost
@@ -62,6 +62,6 @@ def price_with_buckets(
     best = price_resent(base, replace(flow, plan=sized), runs, pricer, uses, cost)
     return (
         (plan, cost)
-        if asked == OPEN and best.step_time_s >= cost.step_time_s * (1 - NOTABLE)
+        if bucket == OPEN and best.step_time_s >= cost.step_time_s * (1 - NOTABLE)
         else (sized, best)
     )

@@ -231,13 +231,13 @@ def _pins(search: SearchOptions) -> Any:
                 "--pin FILE.toml with [mesh] and a table per operator or parameter (docs/modes.md)"
             ],
         )
-    given = {
+    unpinned_defaults = {
         "zero_stage": 0,
         "recompute": "none",
         "microbatches": pins.techniques.get("copies", 1),
         "copies": 1,
     }
-    return replace(pins, techniques=given | dict(pins.techniques))
+    return replace(pins, techniques=unpinned_defaults | dict(pins.techniques))
 
 
 def refuse_pins(pins: Any, device: Any, workload: str, runtime: str) -> None:
@@ -267,10 +267,10 @@ def refuse_partitioned(pins: Any, runtime: str, backend: str) -> bool:
 
     if backend:
         choose("backend", backend, ("shard_map", "jit"))
-    asked = (
+    partitioned_by = (
         "--backend jit" if backend == "jit" else "--runtime jax-jit" if runtime == "jax-jit" else ""
     )
-    if not asked:
+    if not partitioned_by:
         return False
     pinned = {
         t.name: (t.shown(value), t.refused[PARTITIONER])
@@ -286,7 +286,7 @@ def refuse_partitioned(pins: Any, runtime: str, backend: str) -> bool:
         instead = "--backend shard_map" if backend == "jit" else "--runtime jax-shard_map"
         raise PlanError(
             "P024",
-            f"pin {key} = {value} contradicts {asked}: {what} written for shard_map only",
+            f"pin {key} = {value} contradicts {partitioned_by}: {what} written for shard_map only",
             help=[f"{instead}, or remove the pin"],
         )
     return True

@@ -107,10 +107,10 @@ class SearchDomain:
         """Meshes of one and two axes, with and without stages, or those that pins and mode leave;
         of pins of a schedule those with stages. Raises PlanError P015, P022, P024."""
         request = self.request
-        meshes, asked = self._dividing(self._grouped()), request.staged_pin
+        meshes, pinned = self._dividing(self._grouped()), request.staged_pin
         if request.partitioned:  # of a list of pinned stages
             meshes = tuple(m for m in meshes if m.stages == 1)
-        if asked and not any(m.stages > 1 for m in meshes):
+        if pinned and not any(m.stages > 1 for m in meshes):
             other = (
                 f"a mesh of {', '.join(self.request.pins.mesh)}"
                 if self.request.pins.mesh
@@ -118,11 +118,11 @@ class SearchDomain:
             )
             raise PlanError(
                 "P024",
-                f"pins {asked} and {other} contradict each other: it says how microbatches pass"
+                f"pins {pinned} and {other} contradict each other: it says how microbatches pass"
                 " through stages",
                 help=["remove one of them, or pp=2"],
             )
-        meshes = tuple(m for m in meshes if m.stages > 1) if asked else meshes
+        meshes = tuple(m for m in meshes if m.stages > 1) if pinned else meshes
         base = self.base(1) if request.launcher is not None else None
         if base is None:
             return meshes
@@ -132,45 +132,45 @@ class SearchDomain:
         """Of meshes that were asked for those whose axes of the batch cut it, in the pinned number
         of microbatches: the devices of another would all do the same. Raises PlanError P035."""
         pins, base, mode = self.request.pins, self.base(1), self.request.mode
-        asked = mode == "data-parallel" or not pins.mesh.keys().isdisjoint(BATCH)
+        pins_batch_axes = mode == "data-parallel" or not pins.mesh.keys().isdisjoint(BATCH)
         by_hand = mode in MODES or any(
             a in BATCH
             for row in pins.nodes.values()
             for axes in row.get("split", {}).values()
             for a in axes
         )
-        if not asked or by_hand or base is None or not any(base.batch_factors):
+        if not pins_batch_axes or by_hand or base is None or not any(base.batch_factors):
             return meshes
         micro = int(pins.techniques.get("microbatches", 1))
         if self.model.batch % micro:
             return meshes  # refused where microbatches are offered
         rows = self.model.batch // micro
-        kept = tuple(
+        dividing = tuple(
             m
             for m in meshes
             if (n := prod(_over_batch(m).values())) == 1 or rows % n == 0 or _padded(rows, n)
         )
-        if kept or not meshes:
-            return kept
+        if dividing or not meshes:
+            return dividing
         axes = min(map(_over_batch, meshes), key=lambda sizes: prod(sizes.values()))
         n = prod(axes.values())
         below, above = rows // n * n * micro, -(-rows // n) * n * micro
-        near = " or ".join(str(b) for b in (below, above) if b)
+        nearest_batches = " or ".join(str(b) for b in (below, above) if b)
         fewer = max(k for k in divisors(n) if rows % k == 0)
         what = f"batch {self.model.batch}" + (f" in {micro} microbatches" if micro > 1 else "")
-        over, one = (
+        axes_text, only_axis = (
             " x ".join(f"{a}={k}" for a, k in axes.items()),
             (next(iter(axes)) if len(axes) == 1 else ""),
         )
         raise PlanError(
             "P035",
-            f"{what} does not divide over {over}: its devices would all compute the same rows",
+            f"{what} does not divide over {axes_text}: its devices would all compute the same rows",
             detail=[f"{rows} rows over {n} devices"],
             help=[
-                f"--batch {near}",
+                f"--batch {nearest_batches}",
                 *(
-                    [f"{one}={fewer}, and other axes for the rest of the devices"]
-                    if one in pins.mesh and fewer > 1
+                    [f"{only_axis}={fewer}, and other axes for the rest of the devices"]
+                    if only_axis in pins.mesh and fewer > 1
                     else []
                 ),
                 "without the pin or the mode: the search then cuts something else",
@@ -285,18 +285,18 @@ class SearchDomain:
         finer = [m for c in good for m in finer_meshes(topology, c.mesh)[:FINER]]
         # Where optimizer state is worth cutting, once in every node: what it is reduced and
         # gathered over is near, what is left to sum over nodes is a piece.
-        near = [
+        grouped_by_node = [
             grouped(topology, c.mesh, topology.levels[0].size)
             for c in good
             if c.plan.zero_stage and len(c.mesh.inner) <= 2
         ]
-        parted = [m for n in stages for m in across(topology, n)]
+        split_across = [m for n in stages for m in across(topology, n)]
         return tuple(
             dict.fromkeys(
                 [
                     *finer,
-                    *parted,
-                    *(m for m in near if m is not None and len(m.group) < len(m.inner)),
+                    *split_across,
+                    *(m for m in grouped_by_node if m is not None and len(m.group) < len(m.inner)),
                 ]
             )
         )
@@ -365,15 +365,15 @@ class SearchDomain:
     def staged(self) -> tuple[Mesh, ...]:
         """Meshes with pipeline stages, unless the user says what the mesh is."""
         base, pins, topology = self.base(1), self.request.pins, self.request.topology
-        most = self.most_stages(base) if base is not None else 0
-        sent = "activations" in pins.techniques.get("offload", ()) or bool(
+        most_stages = self.most_stages(base) if base is not None else 0
+        offloads = "activations" in pins.techniques.get("offload", ()) or bool(
             set(WEIGHTS) & set(self.request.offload)
         )
         if (
-            not most
+            not most_stages
             or pins.axes
             or self.request.blocks is not None  # stages loop: the search of both ways has them
-            or sent
+            or offloads
             or self.request.partitioned
             or self.request.copies > 1
             or self.request.mode == "data-parallel"
@@ -383,13 +383,13 @@ class SearchDomain:
         return tuple(
             m
             for n in divisors(topology.devices)
-            if 1 < n <= most
+            if 1 < n <= most_stages
             for m in staged_meshes(topology, n)
         )
 
     def most_stages(self, base: GraphFacts) -> int:
         """Pipeline stages that the graph may have at most: one for every repeated block, or where
-        none is dealt out as many as it can be cut into."""
+        none is assigned to stages as many as it can be cut into."""
         if not self.training:
             return 0
         if base.dealt:
@@ -408,21 +408,21 @@ class SearchDomain:
             (lambda b, m: batch_only(b, m.shape)) if self.request.mode == "data-parallel" else None
         )
 
-    def held(self, base: GraphFacts, mesh: Mesh, limits: Limits) -> Allowed:
+    def restricted(self, base: GraphFacts, mesh: Mesh, limits: Limits) -> Allowed:
         """What the pins and the names of pinned axes leave."""
         pins = self.request.pins
-        held = pins.allowed(base, dict(mesh.shape))
+        by_pins = pins.allowed(base, dict(mesh.shape))
         if self.request.mode == "propagate":
-            return propagated(base, mesh, held)
+            return propagated(base, mesh, by_pins)
         names = pins.axes | (
             {a for a, _ in mesh.shape if role_named(a) in (pins.axes or ("data",))}
             if "zero_group" in pins.techniques
             else frozenset()
         )
-        named = as_named(base, mesh, names, held, limits, pins.tensor) if names else held
+        named = as_named(base, mesh, names, by_pins, limits, pins.tensor) if names else by_pins
         if pins.techniques.get("exchanges") == BESIDE:
             named = exchanging(base, mesh, named, limits)
-        return by_hand(base, mesh, held, named) if self.request.mode == "hybrid" else named
+        return by_hand(base, mesh, by_pins, named) if self.request.mode == "hybrid" else named
 
     def keeps(self, c: Candidate) -> bool:
         """Whether a plan from elsewhere, a baseline, is one of those that pins and mode leave."""
@@ -444,15 +444,18 @@ class SearchDomain:
             return False
         inner, forbidden = Mesh(mesh.inner), request.pins.forbidden_factors
         try:
-            held, family = self.held(base, inner, Limits(forbidden=forbidden)), self.allowed()
+            by_pins, family = (
+                self.restricted(base, inner, Limits(forbidden=forbidden)),
+                self.allowed(),
+            )
         except PlanError:  # a pin that this mesh cannot follow
             return False
-        left = (held, family(base, inner)) if family is not None else (held,)
-        each = ((i, plan.splits[base.graph.nodes[i].id]) for i in base.times)
+        restrictions = (by_pins, family(base, inner)) if family is not None else (by_pins,)
+        split_of = ((i, plan.splits[base.graph.nodes[i].id]) for i in base.times)
         return all(
-            all(split in table.get(i, (split,)) for table in left)
+            all(split in table.get(i, (split,)) for table in restrictions)
             and not any(f in forbidden and axes for f, axes in split.pairs)
-            for i, split in each
+            for i, split in split_of
         )
 
     def offload(self) -> tuple[str, ...] | None:
@@ -492,15 +495,15 @@ class SearchDomain:
         little = state < LITTLE_STATE * request.limit_bytes
         return tuple(what for what in AWAY if not (little and "optimizer" in what))
 
-    def sent(self, base: GraphFacts, mesh: Mesh, recompute: str) -> tuple[str, ...]:
+    def offloaded(self, base: GraphFacts, mesh: Mesh, recompute: str) -> tuple[str, ...]:
         """What of the request's a plan has in the host's memory."""
-        there = {
+        possible = {
             "optimizer": True,
             "activations": recompute != "none" and mesh.stages == 1,
             "parameters": recompute != "none" and mesh.stages == 1,
             "embeddings": mesh.stages == 1 and bool(lookup_tables(base.graph)),
         }
-        return tuple(w for w in self.request.offload if there[w])
+        return tuple(w for w in self.request.offload if possible[w])
 
     def levels(self) -> tuple[int, ...]:
         """ZeRO stages to consider."""
@@ -590,7 +593,7 @@ class SearchDomain:
 
         def enough(n: int) -> bool:
             """Whether there are so many chunks, of equally many blocks each but where a launcher
-            says how many, or where none is dealt out of the graph."""
+            says how many, or where no block of the graph is assigned to stages."""
             return (
                 base is not None
                 and n <= self.most_stages(base)
@@ -685,9 +688,9 @@ class SearchDomain:
         chunks = int(techniques.get("virtual", 1))
         micro = int(techniques.get("microbatches", 0))
         level = int(techniques.get("zero_stage", 0))
-        if (most := self.most_stages(base)) < mesh.stages:
+        if (most_stages := self.most_stages(base)) < mesh.stages:
             devices = self.request.topology.devices
-            fewer = next((n for n in range(most, 1, -1) if devices % n == 0), 0)
+            fewer = next((n for n in range(most_stages, 1, -1) if devices % n == 0), 0)
             return self._too_few(base), [f"pp={fewer}"] if fewer else []
         divides = bool(self.schedules(mesh))
         if schedule == DUALPIPE and (reason := self._no_dualpipe(mesh)):
@@ -695,11 +698,11 @@ class SearchDomain:
         if schedule == ZB_H1 and (reason := self._no_weights_apart(blocks is not None)):
             return reason, [f"schedule={SCHEDULES[0]}"]
         if blocks is None and not divides:
-            most = self.most_stages(base)
+            most_stages = self.most_stages(base)
             return (
-                f"the model is cut into {most} virtual stages at most, {mesh.stages}"
+                f"the model is cut into {most_stages} virtual stages at most, {mesh.stages}"
                 f" stages of {_virtual_stages(chunks)} each have more",
-                [f"virtual={fewer}"] if (fewer := most // mesh.stages) > 1 else [],
+                [f"virtual={fewer}"] if (fewer := most_stages // mesh.stages) > 1 else [],
             )
         if blocks is None and techniques.get("recompute", "block") != "block":
             return (
@@ -727,13 +730,15 @@ class SearchDomain:
 
     def _excess_zero_stage(self, schedule: str, level: int) -> tuple[str, list[str]]:
         """Why a schedule cannot take the pinned ZeRO stage, with pins that would do instead."""
-        most = MAX_ZERO_STAGE[schedule]
+        highest = MAX_ZERO_STAGE[schedule]
         sharded = self.request.pins.mesh.get("fsdp", ())  # which is ZeRO-3 by its name
         instead = [
-            f"dp={sharded[0]},zero={most}" if sharded else f"zero={most}",
+            f"dp={sharded[0]},zero={highest}" if sharded else f"zero={highest}",
             *(f"schedule={s}" for s in SCHEDULES if level <= MAX_ZERO_STAGE[s]),
         ]
-        return f"under {schedule} the ZeRO stage is at most {most}, pinned is {level}", instead[:2]
+        return f"under {schedule} the ZeRO stage is at most {highest}, pinned is {level}", instead[
+            :2
+        ]
 
     def _no_dualpipe(self, mesh: Mesh) -> str:
         """Why microbatches do not enter at both ends of the stages, "" where they may."""
@@ -814,12 +819,12 @@ def _of_blocks(recompute: str, base: GraphFacts) -> str:
     PlanError P023 where that leaves none."""
     if not is_named(recompute):
         return recompute
-    there = names_there(base.graph, base.loops)
-    left = kept_among(recompute, there)
-    if is_named(left):
-        return left
+    block_names = names_there(base.graph, base.loops)
+    remaining = kept_among(recompute, block_names)
+    if is_named(remaining):
+        return remaining
     raise PlanError(
         "P023",
         f"recompute = {recompute!r} saves nothing: no value of the model's blocks is called so",
-        help=[f"its values are {', '.join(there)}" if there else "recompute=block"],
+        help=[f"its values are {', '.join(block_names)}" if block_names else "recompute=block"],
     )

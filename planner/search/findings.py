@@ -142,7 +142,7 @@ def _speed(
 ) -> Finding:
     """Why a plan puts next to none of its devices' arithmetic to use, and what to do."""
     kinds, step = {n.kind for n in notes}, costs["step_time_s"] or 1.0
-    whole = [row for row in nodes.values() if row.get("unsupported")]
+    no_rule = [row for row in nodes.values() if row.get("unsupported")]
     of_step = _shares(costs, step)
     if "experts" in kinds:
         why = (
@@ -150,11 +150,11 @@ def _speed(
             " expert works on every token"
         )
         help_ = "export them in a form that is (docs/exporting.md, Experts)"
-    elif _spent(whole, microbatches) > step / 3:
+    elif _spent(no_rule, microbatches) > step / 3:
         why, help_ = (
             (
-                f"{len(whole)} kinds of nodes have no rule and run whole on every device, first"
-                f" {whole[0]['unsupported']}"
+                f"{len(no_rule)} kinds of nodes have no rule and run whole on every device, first"
+                f" {no_rule[0]['unsupported']}"
             ),
             "plan ops FILE lists them",
         )

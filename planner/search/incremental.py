@@ -76,24 +76,24 @@ def remember(search: Solving, key: str, result: SearchResult) -> None:
     ):  # an entry has what was decided for the classes of its own base
         return
     base = tied.untied
-    at, own = history_key(search.model, search.request), contents(base)
+    history, own_contents = history_key(search.model, search.request), contents(base)
     row = {
         "key": key,
         "model": search.model.name,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "contents": own,
+        "contents": own_contents,
         "flops": float(base.model_flops),
         "copied_s": float(best.cost.loop_copy_time_s),
         "looped": len(base.looped),
         "other_s": best.cost.step_time_s - best.cost.compute_time_s - best.cost.loop_copy_time_s,
     }
-    others = [r for r in _rows(cache.get(at)) if r["key"] != key]
-    cache.put(at, {"searches": [row, *others][:MOST_SEARCHES]})
+    others = [r for r in _rows(cache.get(history)) if r["key"] != key]
+    cache.put(history, {"searches": [row, *others][:MOST_SEARCHES]})
     cache.alike = next(
         (
             f"{r['model']} on {r['date']}"
             for r in others
-            if sum(map({*r["contents"]}.__contains__, own)) >= MUCH * len(own)
+            if sum(map({*r["contents"]}.__contains__, own_contents)) >= MUCH * len(own_contents)
         ),
         "",
     )
@@ -174,8 +174,8 @@ def from_before(search: S) -> tuple[S, Candidate, ReusedPlan] | None:
         decisions = decided(cache.get(row["key"]), request.topology, len(row["contents"]))
         if decisions is not None:  # else it left the cache, or does not hold
             classes = tuple(base.times)
-            held = {classes[k]: decisions.splits[at] for k, at in places.items()}
-            kept = sum(base.times[c] for c in held)
+            reused = {classes[k]: decisions.splits[place] for k, place in places.items()}
+            reused_nodes = sum(base.times[c] for c in reused)
             work = (
                 float(base.model_flops) / row["flops"]
                 if row["flops"] > 0 and base.model_flops
@@ -186,9 +186,17 @@ def from_before(search: S) -> tuple[S, Candidate, ReusedPlan] | None:
             copied_s = row["copied_s"] * len(base.looped) / max(1, row["looped"])
             expected = (decisions.step_time_s - row["copied_s"]) * work + copied_s
             expected += row["other_s"] * max(0.0, 1 - work)
-            answer = _answer(search, decisions, held, SLOWER * expected)
+            answer = _answer(search, decisions, reused, SLOWER * expected)
             return (
-                (*answer, ReusedPlan(row["model"], row["date"], kept, len(base.graph.nodes) - kept))
+                (
+                    *answer,
+                    ReusedPlan(
+                        row["model"],
+                        row["date"],
+                        reused_nodes,
+                        len(base.graph.nodes) - reused_nodes,
+                    ),
+                )
                 if answer
                 else None
             )
@@ -196,10 +204,11 @@ def from_before(search: S) -> tuple[S, Candidate, ReusedPlan] | None:
 
 
 def _answer(
-    search: S, before: Decided, held: Mapping[int, Split], most_s: float
+    search: S, before: Decided, reused: Mapping[int, Split], most_s: float
 ) -> tuple[S, Candidate] | None:
     """The best plan of at most so many seconds on the mesh of one before, with the splits that are
-    held, and its search; where none fits, with as much in the host's memory as that one had."""
+    reused (by class of nodes), and its search; where none fits, with as much in the host's memory
+    as that one had."""
     numbered = search.base(1)
     assert numbered is not None
     for offload in dict.fromkeys((search.request.offload, before.offload)):
@@ -209,7 +218,7 @@ def _answer(
             within,
             PlanFamily(
                 "plan",
-                partial(_allowed, within, numbered.untied, held),
+                partial(_allowed, within, numbered.untied, reused),
                 within.offered.levels(),
                 alone=True,
             ),
@@ -238,19 +247,19 @@ def _answer(
 
 
 def _allowed(
-    search: Solving, numbered: GraphFacts, held: Mapping[int, Split], base: GraphFacts, mesh: Mesh
+    search: Solving, numbered: GraphFacts, reused: Mapping[int, Split], base: GraphFacts, mesh: Mesh
 ) -> Allowed:
-    """What pins leave, and of operators that are kept the one split that they had."""
+    """What pins leave, and of classes whose split is reused that one alone."""
     pins = search.request.pins
-    left = (
+    by_pins = (
         {}
         if pins.empty
-        else search.offered.held(base, mesh, Limits(forbidden=pins.forbidden_factors))
+        else search.offered.restricted(base, mesh, Limits(forbidden=pins.forbidden_factors))
     )
     return {
-        **left,
+        **by_pins,
         **(
-            {i: (s,) for i, s in held.items() if i in base.times}
+            {i: (s,) for i, s in reused.items() if i in base.times}
             if base.untied.shared == numbered.shared
             else {}
         ),

@@ -63,18 +63,18 @@ def sayable(
             or bool(launcher.layouts and blocks >= mesh.stages)
         )
 
-    whole = tuple(m for m in meshes if rows_are_whole(m))
-    kept = tuple(m for m in whole if stages_are_said(m))
-    if whole and not kept:
+    with_whole_rows = tuple(m for m in meshes if rows_are_whole(m))
+    with_known_stages = tuple(m for m in with_whole_rows if stages_are_said(m))
+    if with_whole_rows and not with_known_stages:
         fewer = [str(n) for n in range(2, blocks + 1) if blocks % n == 0][:4]
         raise PlanError(
             "P068",
-            f"{min(m.stages for m in whole)} pipeline stages are not possible under"
+            f"{min(m.stages for m in with_whole_rows)} pipeline stages are not possible under"
             f" --for {launcher.name}: they share the {blocks} repeated blocks evenly"
             + ("" if uneven else f", and {layers - blocks} more layers are unlike these"),
             help=[f"pp={' or '.join(fewer)}", "leave --for out: stages are then cut anywhere"],
         )
-    if meshes and not kept:
+    if meshes and not with_known_stages:
         n = request.topology.devices
         raise PlanError(
             "P035",
@@ -82,7 +82,7 @@ def sayable(
             f" {launcher.name} has for {n} devices",
             help=[f"--batch {n}, or another multiple of the replicas"],
         )
-    return _with_pinned_microbatches(_with_pinned_zero(kept, request), model, request)
+    return _with_pinned_microbatches(_with_pinned_zero(with_known_stages, request), model, request)
 
 
 def with_whole_heads(
@@ -100,8 +100,8 @@ def with_whole_heads(
     ]
     counts = {s.get("g", 1) * s.get("r", 1) for s in sizes} - {1}
     heads = gcd(*counts) if counts else 0
-    kept = tuple(m for m in meshes if heads % dict(m.shape).get("tensor", 1) == 0)
-    if meshes and not kept:
+    with_whole = tuple(m for m in meshes if heads % dict(m.shape).get("tensor", 1) == 0)
+    if meshes and not with_whole:
         ranks = min(dict(m.shape).get("tensor", 1) for m in meshes)
         fewer = max(n for n in divisors(heads) if n <= ranks and request.topology.devices % n == 0)
         raise PlanError(
@@ -110,7 +110,7 @@ def with_whole_heads(
             f" {heads} heads, and every tensor rank has as many of them",
             help=[f"tp={fewer}", "leave --for out: heads may then be cut with padding"],
         )
-    return kept
+    return with_whole
 
 
 def zero_stages(mesh: Mesh, request: Request) -> tuple[int, ...]:
@@ -129,17 +129,17 @@ def _with_pinned_zero(meshes: tuple[Mesh, ...], request: Request) -> tuple[Mesh,
     assert launcher is not None
     if not pinned:
         return meshes
-    said = {mesh: zero_stages(mesh, request) for mesh in meshes}
-    kept = tuple(mesh for mesh in meshes if int(pinned) in said[mesh])
-    others = sorted({z for levels in said.values() for z in levels if z})
-    if others and not kept:
+    stages_on = {mesh: zero_stages(mesh, request) for mesh in meshes}
+    with_stage = tuple(mesh for mesh in meshes if int(pinned) in stages_on[mesh])
+    others = sorted({z for levels in stages_on.values() for z in levels if z})
+    if others and not with_stage:
         raise PlanError(
             "P024",
             f"pin zero_stage = {pinned} and --for {launcher.name} contradict each other:"
             f" {launcher.version} has {', '.join(map(str, others))} on the meshes that are left",
             help=[f"zero={others[0]}", "remove the pin, or --for"],
         )
-    return kept or meshes
+    return with_stage or meshes
 
 
 def _with_pinned_microbatches(
@@ -155,16 +155,16 @@ def _with_pinned_microbatches(
     def possible(mesh: Mesh, offered: tuple[int, ...]) -> tuple[int, ...]:
         return launcher.microbatches(offered, model.batch // replicas(mesh), mesh.stages)
 
-    kept = tuple(m for m in meshes if possible(m, (int(pinned),)))
-    if meshes and not kept:
+    with_whole_rows = tuple(m for m in meshes if possible(m, (int(pinned),)))
+    if meshes and not with_whole_rows:
         fewer = {n for m in meshes for n in possible(m, tuple(divisors(model.batch)))}
-        near = max((n for n in fewer if n < int(pinned)), default=min(fewer, default=0))
+        nearest = max((n for n in fewer if n < int(pinned)), default=min(fewer, default=0))
         rounds = " that go through its stages in whole rounds" if launcher.whole_rounds else ""
         raise PlanError(
             "P035",
             f"batch {model.batch} has no {pinned} microbatches of whole rows on every"
             f" replica{rounds}, on any mesh that {launcher.name} has for"
             f" {request.topology.devices} devices under these pins",
-            help=[f"micro={near}"] if near else ["pin other degrees"],
+            help=[f"micro={nearest}"] if nearest else ["pin other degrees"],
         )
-    return kept
+    return with_whole_rows

@@ -46,7 +46,7 @@ def with_microbatch_overlap(
     if request.objective != "step" or request.mode not in ("auto", "semi-auto"):
         return best
     worth, fastest = best.cost.step_time_s * (1 - WORTH), best
-    least = {
+    least_s = {
         id(c): (
             c.cost.step_time_s
             - search.pricer(c.mesh).copies_hidden * c.cost.exposed_communication_time_s
@@ -58,28 +58,28 @@ def with_microbatch_overlap(
     fitting = [
         c
         for c in (best, *priced)
-        if c.mesh.stages == 1 and least[id(c)] <= worth and c.cost.memory.total <= limit_bytes
+        if c.mesh.stages == 1 and least_s[id(c)] <= worth and c.cost.memory.total <= limit_bytes
     ]
-    could = {
-        (c.techniques, f"{c.cost.step_time_s:.9g}", f"{least[id(c)]:.9g}"): c
+    distinct = {
+        (c.techniques, f"{c.cost.step_time_s:.9g}", f"{least_s[id(c)]:.9g}"): c
         for c in reversed(fitting)
     }
-    ranked = sorted(could.values(), key=lambda c: least[id(c)])
+    ranked = sorted(distinct.values(), key=lambda c: least_s[id(c)])
     by_name = [c for c in ranked if is_named(c.plan.recompute)]
     others = [c for c in ranked if not is_named(c.plan.recompute)]
     for c in (*others[:FINALISTS], *by_name[:FINALISTS]):
         for micro in (c.plan.microbatches, 2 * c.plan.microbatches):
-            again = (
+            overlapped = (
                 _overlapped(search, c, micro)
                 if micro % COPIES == 0 and micro in search.offered.microbatches(c.mesh)
                 else None
             )
             if (
-                again is not None
-                and again.cost.memory.total <= limit_bytes
-                and again.cost.step_time_s < min(fastest.cost.step_time_s, worth)
+                overlapped is not None
+                and overlapped.cost.memory.total <= limit_bytes
+                and overlapped.cost.step_time_s < min(fastest.cost.step_time_s, worth)
             ):
-                fastest = again
+                fastest = overlapped
     return fastest
 
 

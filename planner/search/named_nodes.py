@@ -96,9 +96,9 @@ class NamedNodes:
                 if (expanded := expand(self.meshes[k])) is None:
                     heapq.heappush(heap, (self.meshes[k].bound, MESH, k))
                     continue
-                for each in expanded:
-                    heapq.heappush(heap, (each[0], BY_OTHERS, len(self.nodes)))
-                    self.nodes.append(each)
+                for opened in expanded:
+                    heapq.heappush(heap, (opened[0], BY_OTHERS, len(self.nodes)))
+                    self.nodes.append(opened)
                 continue
             node = self.nodes[k][1]
             if stage == DONE or (stage == OWN_SPACE and looked == SOLVES):
@@ -133,7 +133,7 @@ class NamedNodes:
         """What is proven of a node whatever the memory, beside others of its mesh: by all ZeRO
         stages at once, and by fewer microbatches, as more only take longer; with pipeline stages by
         endless ones and the bubble, and by other virtual stages. enough_s: no more is needed."""
-        relaxed, at = self.relaxed[node.mesh], node.techniques
+        relaxed, techniques = self.relaxed[node.mesh], node.techniques
         if relaxed.space.pricer.mesh.stages == 1:
             fewer = (
                 s
@@ -149,7 +149,7 @@ class NamedNodes:
             if best < enough_s:
                 bound_s = self._of_levels(node, node.micro, virtual)
                 if virtual != node.virtual:
-                    bound_s = relaxed.by_virtual_stages(bound_s, at, node.micro, virtual)
+                    bound_s = relaxed.by_virtual_stages(bound_s, techniques, node.micro, virtual)
                 best = max(best, bound_s)
         return best
 
@@ -174,8 +174,8 @@ class NamedNodes:
         self, node: SearchNode, space: Space | None, own_space: bool, below_s: float
     ) -> Outlook:
         """What is proven of a node in a space: its own, or that of its mesh."""
-        at = node.techniques
-        if space is None or least_usage(space, at, uncut=True) > self.limit_bytes:
+        techniques = node.techniques
+        if space is None or least_usage(space, techniques, uncut=True) > self.limit_bytes:
             return Outlook(math.inf, 0.0)
         key = node.mesh, node.micro
         another = own_space and space is not self.relaxed[node.mesh].space
@@ -185,7 +185,7 @@ class NamedNodes:
             self._known[key] = NamedRelaxation(relaxed, self.offloads)
         named = self._known.get(key) if own_space else None
         return (named or self._of_mesh(node)).outlook(
-            at, self.limit_bytes, below_s, POLICIES if own_space else 0
+            techniques, self.limit_bytes, below_s, POLICIES if own_space else 0
         )
 
     def _anew(self, key: tuple[int, int], space: Space, below_s: float) -> Relaxation | None:
@@ -232,15 +232,15 @@ def with_a_name_less(space: Space, techniques: Techniques) -> str:
 
 
 def _beside(recompute: str, base: GraphFacts, offloads: bool) -> Iterator[str]:
-    there = names_there(base.graph, base.loops)
+    named = names_there(base.graph, base.loops)
     if recompute == "none":
-        yield saving(there)
+        yield saving(named)
         for names in PRESETS.values():
-            yield saving(n for n in names if n in there)
+            yield saving(n for n in names if n in named)
         return
-    away = frozenset(offloaded_values(recompute))
-    saved = frozenset(saved_names(recompute)) - away
-    for name in there:
-        yield saving(saved ^ {name}, away - {name})
+    offloaded = frozenset(offloaded_values(recompute))
+    saved = frozenset(saved_names(recompute)) - offloaded
+    for name in named:
+        yield saving(saved ^ {name}, offloaded - {name})
         if offloads:
-            yield saving(saved - {name}, away ^ {name})
+            yield saving(saved - {name}, offloaded ^ {name})

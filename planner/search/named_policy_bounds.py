@@ -98,7 +98,7 @@ def _named_values(space: Space) -> NamedValues:
     )
 
 
-def _named_values_on_paths(base: GraphFacts, kept: Container[str]) -> dict[int, list[str]]:
+def _named_values_on_paths(base: GraphFacts, named: Container[str]) -> dict[int, list[str]]:
     """Node that the backward pass asks for -> the named values on its way, its own result first."""
     named_on_path = {}
     for i, read in base.demanded.items():
@@ -106,7 +106,7 @@ def _named_values_on_paths(base: GraphFacts, kept: Container[str]) -> dict[int, 
         while read.again:
             read = base.demanded[read.reader]
             path.append(read.tensor)
-        named_on_path[i] = [t for t in dict.fromkeys(path) if t in kept]
+        named_on_path[i] = [t for t in dict.fromkeys(path) if t in named]
     return named_on_path
 
 

@@ -142,7 +142,7 @@ class NodeBounds:
         """
         if node.mesh not in self._uncut_up_to:
             self._uncut_up_to[node.mesh] = uncut_up_to(self.relaxed[node.mesh].space)
-        each = (
+        repeats = (
             micro
             if self._staged(node)
             or LEVEL_ORDER[node.level] >= 2
@@ -151,7 +151,7 @@ class NodeBounds:
             or waits_in_passes(self.relaxed[node.mesh].space)
             else 1
         )
-        return node.level, each, node.recompute, node.virtual if each else 1
+        return node.level, repeats, node.recompute, node.virtual if repeats else 1
 
     def _without_limit(
         self, node: SearchNode, micro: int, below_s: float, bubble_s: float = 0.0

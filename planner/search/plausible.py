@@ -66,15 +66,15 @@ def too_fast(request: Request, cost: Cost, base: GraphFacts) -> tuple[Finding, .
         or mfu <= best["mfu"]
     ):
         return ()
-    left, most = mfu * (1 - hidden_work(base)), best["mfu"] * (1 - best["hidden"])
+    causal_mfu, best_mfu = mfu * (1 - hidden_work(base)), best["mfu"] * (1 - best["hidden"])
     run = f"{best['run']}; {best['source']}"
     text = (
         f"MFU {100 * mfu:.1f} % is above the best that was published of training on"
         f" {request.topology.device.name}, {100 * best['mfu']:.1f} % ({run}): expect a longer step"
-        if left > most
+        if causal_mfu > best_mfu
         else f"MFU {100 * mfu:.1f} % counts pairs of positions that the causal mask hides:"
-        f" {100 * left:.1f} % without them, where the best that was published of training on"
-        f" {request.topology.device.name} is {100 * most:.1f} % ({run})"
+        f" {100 * causal_mfu:.1f} % without them, where the best that was published of training on"
+        f" {request.topology.device.name} is {100 * best_mfu:.1f} % ({run})"
     )
     return (Finding("published", text),)
 

@@ -86,8 +86,8 @@ class Request:
         opened = (
             self.runtime.stacked and self.topology.device.kind == "gpu" and self.mode not in MODES
         )
-        asked: int | str = self.pins.techniques.get("bucket", OPEN if opened else 0)
-        return asked
+        bucket: int | str = self.pins.techniques.get("bucket", OPEN if opened else 0)
+        return bucket
 
     @property
     def only_blocks(self) -> str | None:
@@ -145,14 +145,14 @@ class Request:
     def roomy_bytes(self) -> int:
         """Bytes a plan may be priced at so that the upper end of its printed range fits, too
         (`fit`: yes); the limit itself where the least memory is asked for."""
-        limit, more = self.limit_bytes, self.runtime.memory_spread[1]
+        limit, upper_share = self.limit_bytes, self.runtime.memory_spread[1]
         return (
             limit
             if self.objective == "memory"
             else next(
                 n
-                for n in range(int((limit + 1) / (1 + more)) + 1, 0, -1)
-                if int(n * (1 + more)) <= limit
+                for n in range(int((limit + 1) / (1 + upper_share)) + 1, 0, -1)
+                if int(n * (1 + upper_share)) <= limit
             )
         )
 

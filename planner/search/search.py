@@ -395,7 +395,7 @@ class Search(Solving):
         one_way = request.only_blocks is not None or bool(request.staged_pin)  # stages are loops
         if request.objective != "step" or one_way:
             return None
-        for way in (WRITTEN_OUT, LOOPED):
+        for blocks in (WRITTEN_OUT, LOOPED):
             best, base = reached.best, self.base(1)
             if (
                 best is None
@@ -405,11 +405,11 @@ class Search(Solving):
                 or not self.pricer(best.mesh).writes_out(base)
             ):
                 break
-            search = self.with_blocks(way)
-            again = search._within(request.roomy_bytes, {}, self.value(best))
+            search = self.with_blocks(blocks)
+            found_one_way = search._within(request.roomy_bytes, {}, self.value(best))
             self.stopped = search.stopped
-            if again.best is not None:
-                reached = replace(reached, best=again.best, main=again.main)
+            if found_one_way.best is not None:
+                reached = replace(reached, best=found_one_way.best, main=found_one_way.main)
                 fastest = search, reached
         return fastest
 
@@ -489,27 +489,29 @@ class Search(Solving):
         one."""
         if self.request.offload:
             return None  # asked before the first step
-        most = self
-        while (more := most.offered.offload()) is not None:
-            most = self.offloading(more)
-        main, base = most._main(), self.base(1)
-        near = main.smallest()
+        most_offloaded = self
+        while (further := most_offloaded.offered.offload()) is not None:
+            most_offloaded = self.offloading(further)
+        main, base = most_offloaded._main(), self.base(1)
+        least_bytes_plan = main.smallest()
         if (
-            near is None
+            least_bytes_plan is None
             or base is None
-            or most.stopped
-            or near.cost.memory.total <= FAR * self.request.limit_bytes
+            or most_offloaded.stopped
+            or least_bytes_plan.cost.memory.total <= FAR * self.request.limit_bytes
         ):
             return None
         nothing_fits = Reached(
             best=None,
             main=main,
-            smallest=near,
+            smallest=least_bytes_plan,
             bound_s=np.inf,
             bound_of_all_s=np.inf,
             bound_bytes=None,
         )
-        smallest = most._smallest(nothing_fits, baselines) if how_close else near
+        smallest = (
+            most_offloaded._smallest(nothing_fits, baselines) if how_close else least_bytes_plan
+        )
         return SearchResult(
             best=None,
             baselines=called(self, baselines),
@@ -610,23 +612,27 @@ class Search(Solving):
         """A plan's space, choice and problem; where any plan would have done, beside every split of
         its mesh, so that what else was there can be said."""
         _, space, choice, problem = self.details[id(best)]
-        whole = (
+        whole_space = (
             self.space(best.mesh, best.plan.microbatches, None, pinned=False)
             if self.offered.free
             else None
         )
-        if whole is None or whole is space:
+        if whole_space is None or whole_space is space:
             return space, choice, problem
         try:
-            at = tuple(
+            whole_choice = tuple(
                 w.splits.index(v.splits[k]) if v.kind == "op" else w.layouts.index(v.layouts[k])
-                for v, w, k in zip(space.variables, whole.variables, choice, strict=True)
+                for v, w, k in zip(space.variables, whole_space.variables, choice, strict=True)
             )
         except (
             ValueError
         ):  # of what was kept of another search: on finer meshes not all splits are offered
             return space, choice, problem
-        return whole, at, assemble(whole, best.techniques, self.request.limit_bytes)
+        return (
+            whole_space,
+            whole_choice,
+            assemble(whole_space, best.techniques, self.request.limit_bytes),
+        )
 
     def _eligible(self, baselines: Mapping[str, Candidate], limit_bytes: int) -> list[Candidate]:
         """Baselines that may be the answer: they take so many bytes at most, and keep pins and

@@ -137,17 +137,17 @@ class Solving(Workspace):
     def solve(self, problem: Problem, work_factor: int = 1, below: float = np.inf) -> Solution:
         """The requested solver's answer; its choice may be empty. work_factor: times the usual work
         limit; below: as in `Budget`."""
-        left = None
+        left_s = None
         if self.request.time_limit_s is not None:
-            left = max(0.05, self.request.time_limit_s - (time.monotonic() - self.started))
+            left_s = max(0.05, self.request.time_limit_s - (time.monotonic() - self.started))
         name = self.request.solver if self.request.solver != "auto" else "dp"
         budget = Budget(
-            time_limit_s=left,
+            time_limit_s=left_s,
             work=work_factor * WORK[name] if name in WORK else None,
             seed=self.request.seed,
             below=below,
         )
-        if left is not None:
+        if left_s is not None:
             return self._ask(problem, name, budget)
         key = digest(problem), budget
         if key not in self._solved:
@@ -204,21 +204,21 @@ class Solving(Workspace):
 
     def under(self, pins: Pins) -> Self:
         """The same search under other pins, in the time that is left. Nobody watches it."""
-        again = self._again(pins=pins)
-        again.progress = None
-        return again
+        search = self._again(pins=pins)
+        search.progress = None
+        return search
 
     def _again(self, **changes: Any) -> Self:
-        left = self.request.time_limit_s and max(
+        left_s = self.request.time_limit_s and max(
             0.0, self.request.time_limit_s - (time.monotonic() - self.started)
         )
-        again = type(self)(
+        search = type(self)(
             self.model,
-            replace(self.request, baselines=False, time_limit_s=left, **changes),
+            replace(self.request, baselines=False, time_limit_s=left_s, **changes),
             self.progress,
         )
-        again._bases, again._atlas, again._solved = self._bases, self._atlas, self._solved
-        return again
+        search._bases, search._atlas, search._solved = self._bases, self._atlas, self._solved
+        return search
 
     def price_smallest(
         self,
@@ -265,18 +265,18 @@ class Solving(Workspace):
         if space.base.training or not has_liveness(space):
             return solution
         least = least_usage(space, techniques)
-        most = min(sum(usage_of(space, techniques, solution.choice)), below)
-        limit = most * (1 - TIE_MEMORY)
+        least_found = min(sum(usage_of(space, techniques, solution.choice)), below)
+        limit = least_found * (1 - TIE_MEMORY)
         while limit > least:
             solved = self.solve(assemble(space, techniques, limit, liveness=True))
             size = sum(usage_of(space, techniques, solved.choice)) if solved.choice else np.inf
-            if size < most:
-                solution, most = solved, size
-            elif limit < most * (1 - 2 * TIE_MEMORY):
+            if size < least_found:
+                solution, least_found = solved, size
+            elif limit < least_found * (1 - 2 * TIE_MEMORY):
                 least = limit
             else:
                 break
-            limit = min((least + most) / 2, most * (1 - TIE_MEMORY))
+            limit = min((least + least_found) / 2, least_found * (1 - TIE_MEMORY))
         return solution
 
     def with_recompute(self, candidate: Candidate, recompute: str) -> Candidate | None:
@@ -304,7 +304,7 @@ class Solving(Workspace):
         copies: int = 1,
         exchanges: str = WAITING,
     ) -> Candidate | None:
-        """Price a solution as a whole plan; None where its blocks cannot be dealt out to stages, or
+        """Price a solution as a whole plan; None where its blocks cannot be assigned to stages, or
         its exchanges cannot be as is pinned. unit_s: of the solution's bound; copies, exchanges:
         Plan.overlapped_microbatches, Plan.exchanges."""
         problem = assemble(space, techniques, self.request.limit_bytes)
@@ -359,7 +359,7 @@ class Solving(Workspace):
             mesh,
             splits_of(space, choice),
             space.base.runs,
-            offload=self.offered.sent(space.base, mesh, techniques.recompute),
+            offload=self.offered.offloaded(space.base, mesh, techniques.recompute),
             **others,
         )
         if plan.exchanges == BESIDE and not beside(space.base, plan, self.request.runtime):

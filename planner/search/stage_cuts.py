@@ -67,8 +67,7 @@ def with_cuts(
     limits_bytes: tuple[int, ...] = (),
     widths: tuple[int, ...] = (),
 ) -> Plan:
-    """The plan, where it has stages and no repeated block is dealt out over them with its graph
-    cut.
+    """The plan; where it has stages and no repeated block is assigned to them, with its graph cut.
 
     base: of one microbatch. limits_bytes: of a device's memory, and what leaves room. widths: the
     places that stages have to take, () for the faster of one each and the best of others, of those
@@ -134,23 +133,23 @@ def cutting(
     places that each has to take. Raises PlanError P068 where there are too few."""
     wide = plan.stages * plan.virtual_stages - chunks
     together, ticks = WIDEST if wide else 1, _ticks(plan, chunks)
-    whole = unbroken(base, plan)
+    unbreakable = unbroken(base, plan)
     splits = tuple(plan.splits[base.graph.nodes[i].id] for i in base.times)
-    key = ("cuts", id(base), chunks, plan.stages, ticks, widths, whole, splits)
+    key = ("cuts", id(base), chunks, plan.stages, ticks, widths, unbreakable, splits)
     if key not in pricer.memo:
-        over = {
+        handed_on = {
             i: size
             for i, size in base.places.items()
-            if not any(made < i <= reader for made, reader in whole)
+            if not any(made < i <= reader for made, reader in unbreakable)
         }
         (both, twice), devices = _seconds(base, plan, pricer), prod(pricer.sizes.values())
         cuttings = []
-        for limit in _limits(over, chunks):
+        for limit in _limits(handed_on, chunks):
             best = _balanced(
-                [i for i in over if over[i] <= limit], both, twice, chunks, wide, widths
+                [i for i in handed_on if handed_on[i] <= limit], both, twice, chunks, wide, widths
             )
             if best is not None:
-                sent = max(over[i] for i in best[1]) * pricer.itemsize("float32") / devices
+                sent = max(handed_on[i] for i in best[1]) * pricer.itemsize("float32") / devices
                 messages_s = (
                     2 * together * pricer.collective_s("collective-permute", (STAGE,), sent)
                 )
@@ -159,7 +158,7 @@ def cutting(
             raise PlanError(
                 "P068",
                 f"{chunks} virtual stages of the model are not possible: it can be cut"
-                f" at {len(over)} places",
+                f" at {len(handed_on)} places",
                 help=["fewer stages"],
             )
         pricer.memo[key] = base, min(cuttings)  # the base is kept, so that its id stays unique
@@ -200,77 +199,84 @@ def _limits(over: Mapping[int, float], chunks: int) -> Iterator[float]:
 
 def _balanced(
     where: list[int],
-    both: np.ndarray,
-    twice: np.ndarray,
+    both_s: np.ndarray,
+    twice_s: np.ndarray,
     chunks: int,
     wide: int = 0,
     widths: tuple[int, ...] = (),
 ) -> tuple[float, tuple[int, ...], tuple[int, ...]] | None:
     """(seconds of a tick, first nodes of all chunks but the first, places of each) such that a tick
-    is the shortest. both, twice: seconds of all nodes before each; wide: of the chunks so many take
-    two places, the others run a tick's two microbatches one after the other; widths: or those that
-    each has to take.
+    is the shortest. both_s, twice_s: seconds of all nodes before each; wide: of the chunks so many
+    take two places, the others run a tick's two microbatches one after the other; widths: or those
+    that each has to take.
     """
     if len(where) < chunks - 1:
         return None
-    at, turns = np.array(where), (WIDEST, 1) if wide else (1,)
+    cut_at, runs_by_width = np.array(where), (WIDEST, 1) if wide else (1,)
 
     def choices(k: int, used: int) -> list[int]:
         """Places beside the first that chunk k may take, where `used` are taken up to and with
         it."""
-        return [w for w in range(len(turns)) if w <= used and (not widths or widths[k] == w + 1)]
+        return [
+            w for w in range(len(runs_by_width)) if w <= used and (not widths or widths[k] == w + 1)
+        ]
 
-    longest = np.full(
-        (wide + 1, len(at)), np.inf
+    longest_s = np.full(
+        (wide + 1, len(cut_at)), np.inf
     )  # of the chunks before a cut at their best, by how many of them are wide
     for used in range(wide + 1):
         for w in choices(0, used):
             if w == used:
-                longest[used] = turns[w] * twice[at]
-    taken = []
+                longest_s[used] = runs_by_width[w] * twice_s[cut_at]
+    back_pointers = []
     for k in range(1, chunks - 1):
-        longest, *back = _next_chunk(
-            longest, twice[at], turns, [choices(k, used) for used in range(wide + 1)]
+        longest_s, *pointers = _next_chunk(
+            longest_s,
+            twice_s[cut_at],
+            runs_by_width,
+            [choices(k, used) for used in range(wide + 1)],
         )
-        taken.append(back)
-    ends = [
-        (float(whole[j]), w, int(j))
-        for w in choices(chunks - 1, wide)
-        for whole in (np.maximum(longest[wide - w], turns[w] * (both[-1] - both[at])),)
-        for j in (np.argmin(whole),)
-    ]
-    seconds, w, j = min(ends, default=(np.inf, 0, 0))
+        back_pointers.append(pointers)
+    last_chunks = []
+    for w in choices(chunks - 1, wide):
+        last_s = runs_by_width[w] * (both_s[-1] - both_s[cut_at])
+        tick_s = np.maximum(longest_s[wide - w], last_s)
+        j = int(np.argmin(tick_s))
+        last_chunks.append((float(tick_s[j]), w, j))
+    seconds, w, j = min(last_chunks, default=(np.inf, 0, 0))
     if not np.isfinite(seconds):
         return None
-    cuts, places, used = [int(at[j])], [w + 1], wide - w
-    for begin, width in reversed(taken):
+    cuts, places, used = [int(cut_at[j])], [w + 1], wide - w
+    for begin, width in reversed(back_pointers):
         w, j, used = int(width[used, j]), int(begin[used, j]), used - int(width[used, j])
-        cuts.append(int(at[j]))
+        cuts.append(int(cut_at[j]))
         places.append(w + 1)
     places.append(used + 1)
     return seconds, tuple(reversed(cuts)), tuple(reversed(places)) if wide else ()
 
 
 def _next_chunk(
-    longest: np.ndarray, until: np.ndarray, turns: tuple[int, ...], choices: list[list[int]]
+    longest: np.ndarray, until: np.ndarray, runs_by_width: tuple[int, ...], choices: list[list[int]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """One more chunk in the dynamic program of `_balanced`: of the chunks before each cut the
     longest at their best, by how many of them are wide, and where the last one then begins and how
     much wider than one place it is. [wide ones, cuts] each
 
-    longest: the same of one chunk less; until: seconds of all nodes before each cut; choices:
-    places beside the first that the chunk may take, by how many are taken up to and with it.
+    longest: the same of one chunk less; until: seconds of all nodes before each cut; runs_by_width:
+    how many passes a chunk runs one after the other in a tick, by the places that it takes beside
+    the first; choices: places beside the first that the chunk may take, by how many are taken up to
+    and with it.
     """
-    rows = np.full(longest.shape, np.inf)
+    longer = np.full(longest.shape, np.inf)
     begin, width = np.zeros(longest.shape, np.int64), np.zeros(longest.shape, np.int64)
     for used, possible in enumerate(choices):
         for w in possible:
-            seconds, first = last_chunk(longest[used - w], turns[w] * until)
-            better = seconds < rows[used]
-            rows[used] = np.where(better, seconds, rows[used])
+            seconds, first = last_chunk(longest[used - w], runs_by_width[w] * until)
+            better = seconds < longer[used]
+            longer[used] = np.where(better, seconds, longer[used])
             begin[used] = np.where(better, first, begin[used])
             width[used] = np.where(better, w, width[used])
-    return rows, begin, width
+    return longer, begin, width
 
 
 def last_chunk(before: np.ndarray, until: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -283,20 +289,22 @@ def last_chunk(before: np.ndarray, until: np.ndarray) -> tuple[np.ndarray, np.nd
     between are looked at.
     """
     n = len(before)
-    at, least = np.arange(n), np.minimum.accumulate(before[::-1])[::-1]
+    cuts, least = np.arange(n), np.minimum.accumulate(before[::-1])[::-1]
     worth = np.flatnonzero((before == least) & np.isfinite(before))
     if not worth.size:
         return np.full(n, np.inf), np.zeros(n, np.int64)
     crossing = np.searchsorted(before[worth] + until[worth], until)
-    near = worth[np.clip(crossing + np.arange(-2, 2)[:, None], 0, len(worth) - 1)]
-    each = np.where(near < at, np.maximum(before[near], until - until[near]), np.inf)
-    row = each.argmin(0), at
-    seconds, first = each[row], near[row]
+    candidates = worth[np.clip(crossing + np.arange(-2, 2)[:, None], 0, len(worth) - 1)]
+    longest = np.where(
+        candidates < cuts, np.maximum(before[candidates], until - until[candidates]), np.inf
+    )
+    row = longest.argmin(0), cuts
+    seconds, first = longest[row], candidates[row]
     next_worth = worth[np.minimum(crossing, len(worth) - 1)]
-    beyond = np.flatnonzero((next_worth >= at) | (crossing >= len(worth)))
+    beyond = np.flatnonzero((next_worth >= cuts) | (crossing >= len(worth)))
     if beyond.size:
         table = np.maximum(before[:, None], until[beyond] - until[:, None])
-        table[at[:, None] >= beyond] = np.inf
+        table[cuts[:, None] >= beyond] = np.inf
         first[beyond] = table.argmin(0)
         seconds[beyond] = table[first[beyond], np.arange(beyond.size)]
     return seconds, first

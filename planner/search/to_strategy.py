@@ -242,7 +242,7 @@ def node_table(base: GraphFacts, flow: Flow, result: SearchResult) -> dict[str, 
 
     rows = {}
     pipeline, uneven = pipeline_of(base.graph, flow.plan), uneven_pipeline_of(flow)
-    held = held_times(base, pipeline) if uneven is None else most_times(base, uneven)
+    times_run = held_times(base, pipeline) if uneven is None else most_times(base, uneven)
     space, problem = result.space, result.problem
     pricer = space.pricer if space is not None else None
     others = (
@@ -270,7 +270,7 @@ def node_table(base: GraphFacts, flow: Flow, result: SearchResult) -> dict[str, 
             row["unsupported"] = base.reasons[i]
         if isinstance(pricer, Pricer):
             forward, backward = kernel_times(base, i, flow.split(i), pricer)
-            row["time_s"] = (forward + backward) * held[i]
+            row["time_s"] = (forward + backward) * times_run[i]
         if (other := others.get(classes[i])) is not None:
             row["runner_up"] = {k: n for k, n in other.items() if k != "nodes" or n > base.times[i]}
         rows[node.id] = row
@@ -300,7 +300,7 @@ def most_times(base: GraphFacts, uneven: UnevenPipeline) -> dict[int, float]:
 
 
 def block_table(graph: Graph, flow: Flow, base: GraphFacts) -> tuple[dict[str, Any], ...]:
-    """A row per run of repeats; of one that is dealt out over pipeline stages, how many repeats a
+    """A row per repeated block; of one that is assigned to pipeline stages, how many repeats a
     stage holds; how names tell the repeats apart, where they do."""
     pipeline = pipeline_of(graph, flow.plan)
     return tuple(
@@ -429,10 +429,10 @@ def cost_table(
     cost: Cost, request: Request, base: GraphFacts, model: Model, plan: Plan, offloaded: int = 0
 ) -> dict[str, Any]:
     """The file's `cost`. offloaded: bytes of a device in its host's memory."""
-    less, more = request.runtime.memory_spread
+    memory_below, memory_above = request.runtime.memory_spread
     spread = range_of(request, base, model, plan)
     total, limit = cost.memory.total, request.limit_bytes
-    high = int(total * (1 + more))
+    high = int(total * (1 + memory_above))
     peak = request.topology.peak(request.recipe.compute)
     step = cost.step_time_s
     tokens = tokens_per_step(base.graph, model)
@@ -457,7 +457,7 @@ def cost_table(
         "distinct_work": cost.distinct_work,
         "model_flops_utilization": ideal / peak / step if step else 0.0,
         "memory_per_device_bytes": total,
-        "memory_range_bytes": [int(total * (1 - less)), high],
+        "memory_range_bytes": [int(total * (1 - memory_below)), high],
         "memory_limit_bytes": limit,
         **({"dropped_choices": round_figures(lost)} if lost else {}),
         **({"islands": [island_row(share) for share in cost.islands]} if cost.islands else {}),

@@ -99,22 +99,22 @@ class Workspace:
             else self.model.sketch
         )
         graph = read(microbatches)
-        whole, small = (
+        of_batch, of_small = (
             (self.base(m) for m in (1, self.model.small))
             if self.model.derived(microbatches)
             else (None, None)
         )
-        if whole is not None and small is not None and whole.runs == small.runs:
-            return whole.at(graph)
+        if of_batch is not None and of_small is not None and of_batch.runs == of_small.runs:
+            return of_batch.at(graph)
         base = GraphFacts.known(graph, training=self.training, fold=self.request.fold)
         pins, runtime = self.request.pins, self.request.runtime
         # Of what a user may pin, stages that are cut anywhere have no other recomputation.
-        free = pins.techniques.get("recompute", "block") == "block" and pins.techniques.get(
+        unpinned = pins.techniques.get("recompute", "block") == "block" and pins.techniques.get(
             "schedule"
         ) not in ("gpipe", ZB_H1)
-        asked = self.training and runtime.kernels is None and free
+        may_cut_anywhere = self.training and runtime.kernels is None and unpinned
         stages = min(pins.mesh.get(STAGE, (1,)))
-        if asked and base.repeats_too_much(stages):
+        if may_cut_anywhere and base.repeats_too_much(stages):
             base = replace(base, cut_anywhere=True)
         # Pins of nodes may be of one layer alone.
         return base if pins.nodes or self.request.mode in MODES else base.tied
@@ -217,7 +217,7 @@ class Workspace:
         what plans so far cut."""
         inner, fixed = Mesh(mesh.inner), None
         if pinned:
-            fixed = self.offered.held(base, inner, limits)
+            fixed = self.offered.restricted(base, inner, limits)
         if not self.offered.by_alphabet(mesh):
             return fixed
         seen = self.offered.alphabet(base, inner, self.cuts)

@@ -30,9 +30,9 @@ def lockstep(strategy: Strategy) -> bool:
     return stages(strategy) > 1 and not as_framework(str(strategy.workload.get("runtime")))
 
 
-def dealt(strategy: Strategy) -> tuple[int, int]:
-    """(blocks a pipeline stage holds, blocks in all) of the run that is dealt out; (0, 0) where the
-    file names none."""
+def assigned_blocks(strategy: Strategy) -> tuple[int, int]:
+    """(blocks a pipeline stage holds, blocks in all) of the repeated block that is assigned to
+    stages; (0, 0) where the file names none."""
     return next(
         ((int(b["per_stage"]), int(b["repeats"])) for b in strategy.blocks if "per_stage" in b),
         (0, 0),
@@ -41,29 +41,26 @@ def dealt(strategy: Strategy) -> tuple[int, int]:
 
 def stages_words(strategy: Strategy) -> str:
     """`16 pipeline stages (1F1B, 6 blocks each)`; "" without a pipeline."""
-    n, (per_stage, whole) = stages(strategy), dealt(strategy)
+    n, (per_stage, in_all) = stages(strategy), assigned_blocks(strategy)
     if n < 2:
         return ""
     chosen = strategy.chosen
     chunks = chosen.virtual_stages
-    most = -(-per_stage // chunks)
-    many = (
-        f"{chunks} virtual stages of {most} block{'s' if most > 1 else ''}"
+    per_chunk = -(-per_stage // chunks)
+    block_count = (
+        f"{chunks} virtual stages of {per_chunk} block{'s' if per_chunk > 1 else ''}"
         if chunks > 1
         else f"{per_stage} block{'s' if per_stage > 1 else ''}"
     )
-    holding = (
-        f", {'' if per_stage * n == whole and per_stage == most * chunks else 'up to '}{many} each"
-        if per_stage
-        else ""
-    )
+    even = per_stage * n == in_all and per_stage == per_chunk * chunks
+    share = f", {'' if even else 'up to '}{block_count} each" if per_stage else ""
     if strategy.techniques.get("cuts"):
         wide = ":".join(map(str, chosen.stage_widths))
-        holding = (
+        share = (
             f", {chunks} virtual stages each"
             if chunks > 1
             else f", devices per stage {wide}"
             if wide
             else ""
         ) + ", cut where they balance"
-    return f"{n} pipeline stages ({SCHEDULE_WORDS[chosen.schedule]}{holding})"
+    return f"{n} pipeline stages ({SCHEDULE_WORDS[chosen.schedule]}{share})"

@@ -204,7 +204,7 @@ def test_neighbours_that_one_decision_tells_apart_stay_two_axes() -> None:
     assert len(set(used_alike(whole, dataclasses.replace(plan, splits=apart)).values())) > len(
         set(used_alike(whole, plan).values())
     )
-    assert used_alike(whole, plan, kept=tuple(a.name for a in mesh.axes)) == {
+    assert used_alike(whole, plan, given_names=tuple(a.name for a in mesh.axes)) == {
         a.name: a.name for a in mesh.axes
     }, "the user named them"
     assert request.pins.named == {"data"}

@@ -18,7 +18,7 @@ from planner.report.html.derive import Detail
 from planner.report.html.tags import Markup, el, join, name
 from planner.report.html.view import KIND_NAMES, View, legend, note
 from planner.sharding.layout import STAGE
-from planner.strategy.stages import dealt, lockstep, stages, ticks
+from planner.strategy.stages import assigned_blocks, lockstep, stages, ticks
 
 LETTERS = 150
 """Letters under a bar as wide as the page: a part has its name written where it has room for it."""
@@ -115,7 +115,7 @@ def _apart(v: View) -> str:
 def stage(v: View) -> Markup:
     """Which devices the bars are of."""
     if stages(v.strategy) > 1:
-        n, (per_stage, whole) = stages(v.strategy), dealt(v.strategy)
+        n, (per_stage, whole) = stages(v.strategy), assigned_blocks(v.strategy)
         blocks = (
             f", each with {'' if per_stage * n == whole else 'up to '}{per_stage} of {whole} blocks"
             if per_stage
