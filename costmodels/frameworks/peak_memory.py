@@ -36,8 +36,8 @@ class FrameworkMemory:
     norms' results have more where they are read than where they are made. scores: place -> elements
     of attention's scores. logits: their elements; pieces: those of the local piece, where the loss
     gathers what devices have pieces of, else 0. entering: bytes that enter a block. layers_before:
-    layers that come before the blocks, on the first stage. again: of `results` what recompute with
-    saved collectives makes again (planner.pricing.frameworks.kernels.made_again). schedule: of
+    layers that come before the blocks, on the first stage. recomputed: of `results` what recompute
+    with saved collectives makes again (planner.pricing.frameworks.kernels.made_again). schedule: of
     pipeline stages. overlapped: another microbatch runs beside exchanges of experts' rows.
     """
 
@@ -55,7 +55,7 @@ class FrameworkMemory:
     microbatches: int
     recompute: str
     layers_before: int = 0
-    again: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    recomputed: Mapping[tuple[str, str], float] = field(default_factory=dict)
     schedule: str = ""
     overlapped: bool = False
 
@@ -115,7 +115,7 @@ def stays(role: str, kernels: Kernels) -> float:
 def remade_bytes(memory: FrameworkMemory, kernels: Kernels) -> dict[str, float]:
     """The part of `saved_bytes` that recompute with saved collectives makes again."""
     again = dict.fromkeys((BEFORE, BLOCKS, AFTER), 0.0)
-    for (place, role), size in memory.again.items():
+    for (place, role), size in memory.recomputed.items():
         again[place] += max(0.0, kernels.saved.get(role, 0.0) - stays(role, kernels)) * size
     return again
 

@@ -93,9 +93,9 @@ class Work:
     collectives there run for one block of one microbatch. neighbours: the links between stages.
     gradient_elements: of each stage, those that a device adds up. optimizer_elements: parameters
     that the fullest stage updates. layers_before: layers that come before the blocks. schedule: of
-    pipeline stages. again: of `kernels` those that recompute with saved collectives runs a second
-    time (planner.pricing.frameworks.kernels.made_again). expert_axes: axes that experts are cut
-    over. optimizer_bytes_less: what the update of the fullest stage does not move of what
+    pipeline stages. recomputed: of `kernels` those that recompute with saved collectives runs a
+    second time (planner.pricing.frameworks.kernels.made_again). expert_axes: axes that experts are
+    cut over. optimizer_bytes_less: what the update of the fullest stage does not move of what
     AdamW's does. orthogonalising_flops: products of its update (Muon), of one device.
     """
 
@@ -113,7 +113,7 @@ class Work:
     layers_before: int = 0
     schedule: str = ""
     overlapped: bool = False
-    again: tuple[tuple[str, float, KernelNeed], ...] = ()
+    recomputed: tuple[tuple[str, float, KernelNeed], ...] = ()
     expert_axes: Axes = ()
     optimizer_bytes_less: float = 0.0
     orthogonalising_flops: float = 0.0
@@ -336,7 +336,7 @@ def _kernels(work: Work, device: Device, runtime: Runtime, rates: Rates) -> dict
         places[place].forward_s += n * forward
         places[place].backward_s += n * backward
         places[place].launches += n
-    for place, n, need in work.again:
+    for place, n, need in work.recomputed:
         places[place].again_s += n * kernel_times_s(need, device, runtime.kernels, rates)[0]
     return places
 

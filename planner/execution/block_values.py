@@ -54,15 +54,15 @@ def kept_by_name(flow: Flow) -> Mapping[str, str]:
     """Tensor of a first repeat that recomputed blocks save under the plan -> its name. Not what
     gated units make again, nor what comes from a kernel that exchanges pieces with other devices,
     where its backward pass needs more of its forward pass than what the kernel itself names."""
-    asked = frozenset(saved_names(flow.plan.recompute))
-    if not asked or not flow.training:
+    names = frozenset(saved_names(flow.plan.recompute))
+    if not names or not flow.training:
         return {}
     graph, plan = flow.graph, flow.plan
     inside = gated_units(graph, flow.grad, plan.repeated_blocks).tensors
     return {
         tensor: name
         for tensor, name in block_values(graph, plan.repeated_blocks).items()
-        if name in asked and tensor not in inside and is_saved_whole(flow, graph.producer[tensor])
+        if name in names and tensor not in inside and is_saved_whole(flow, graph.producer[tensor])
     }
 
 

@@ -48,21 +48,22 @@ def collectives(
     return tuple(u for u in uses if u.payload_bytes and u.count)
 
 
-def dot_flops(flow: Flow, blocks: Iterable[RepeatedBlock] = (), *, again: bool = True) -> int:
-    """2MNK of every product per device and step: forward and backward. again: as compiled, with
-    what kernels and blocks in `runs` compute again, and without what is multiplied, and with those
-    of the optimizer."""
-    blocks = tuple(blocks)
-    optimizer = sum(matrices.flops for _, matrices in orthogonalised(flow, blocks)) if again else 0
-    return _summed(flops_by_index(flow, blocks, again=again)) + optimizer
+def dot_flops(flow: Flow, blocks: Iterable[RepeatedBlock] = (), *, as_compiled: bool = True) -> int:
+    """2MNK of every product per device and step: forward and backward. as_compiled: with what
+    kernels and repeated blocks recompute, without what is multiplied, and with the products of the
+    optimizer."""
+    blocks, optimizer = tuple(blocks), 0
+    if as_compiled:
+        optimizer = sum(matrices.flops for _, matrices in orthogonalised(flow, blocks))
+    return _summed(flops_by_index(flow, blocks, as_compiled=as_compiled)) + optimizer
 
 
 def dot_flops_of_own_parts(flow: Flow) -> int:
-    """As `dot_flops`, without what is computed again, as frameworks run a plan: a pipeline stage
+    """As `dot_flops`, without what is recomputed, as frameworks run a plan: a pipeline stage
     does its own part alone and waits where it has no microbatch. The mean over stages."""
     if pipeline := pipeline_of(flow.graph, flow.plan):
         return _summed(even_flops.flops_of_own_parts(flow, pipeline.stages))
-    return dot_flops(flow, again=False)
+    return dot_flops(flow, as_compiled=False)
 
 
 def _summed(by_index: Mapping[int, Fraction]) -> int:
@@ -72,13 +73,13 @@ def _summed(by_index: Mapping[int, Fraction]) -> int:
 
 
 def flops_by_index(
-    flow: Flow, blocks: Iterable[RepeatedBlock] = (), *, again: bool = True
+    flow: Flow, blocks: Iterable[RepeatedBlock] = (), *, as_compiled: bool = True
 ) -> dict[int, Fraction]:
     """2MNK per node, as in `dot_flops`; of blocks on pipeline stages what one stage runs, spread
     over all repeats."""
     if engine_of(flow.plan) is Engine.UNEVEN:
-        return uneven_collectives.flops_by_index(flow, again=again)
-    return even_flops.flops_by_index(flow, blocks, again=again)
+        return uneven_collectives.flops_by_index(flow, as_compiled=as_compiled)
+    return even_flops.flops_by_index(flow, blocks, as_compiled=as_compiled)
 
 
 STEP_COUNT_BYTES = 4
@@ -96,18 +97,20 @@ def argument_bytes(flow: Flow, optimizer: str = "", size: ItemSize = float32_siz
 
     pipeline = pipeline_of(graph, flow.plan)
     elsewhere = weights_of_other_stages(graph, pipeline) if pipeline else frozenset()
-    kept = OPTIMIZERS[optimizer] if flow.training and optimizer else Optimizer(0, False)
-    total = STEP_COUNT_BYTES if kept.counts_steps else 0
+    optimizer_state = OPTIMIZERS[optimizer] if flow.training and optimizer else Optimizer(0, False)
+    total = STEP_COUNT_BYTES if optimizer_state.counts_steps else 0
     uneven = engine_of(flow.plan) is Engine.UNEVEN
     if uneven:
         total += uneven_collectives.parameter_bytes(flow, size)
-        total += kept.moment_bytes * uneven_collectives.state_elements(flow)
+        total += optimizer_state.moment_bytes * uneven_collectives.state_elements(flow)
     for name, plan in flow.weights.items() if not uneven else ():
         if name in used and name not in elsewhere:
             total += local(name, stored_layout(plan), size(graph.tensors[name].dtype))
             if flow.training and name in flow.grad:
-                fewer = kept.matrix_moments_less * (name in graph.orthogonalised)
-                total += (kept.moments - fewer) * local(name, cut_layout(plan), MOMENT_BYTES)
+                fewer = optimizer_state.matrix_moments_less * (name in graph.orthogonalised)
+                total += (optimizer_state.moments - fewer) * local(
+                    name, cut_layout(plan), MOMENT_BYTES
+                )
     for name in graph.inputs:
         if name in used:
             total += local(name, flow.source[name], size(graph.tensors[name].dtype)) * (

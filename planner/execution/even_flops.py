@@ -16,14 +16,14 @@ from planner.ops.cost import Product
 
 
 def flops_by_index(
-    flow: Flow, blocks: Iterable[RepeatedBlock] = (), *, again: bool = True
+    flow: Flow, blocks: Iterable[RepeatedBlock] = (), *, as_compiled: bool = True
 ) -> dict[int, Fraction]:
     """2MNK per node, as in `dot_flops`; of blocks on pipeline stages what one stage runs, spread
     over all repeats."""
     blocks, pipeline = tuple(blocks), pipeline_of(flow.graph, flow.plan)
-    dots = _Dots(flow, again)
+    dots = _Dots(flow, as_compiled)
     flops = dots.of_one_pass(pipeline)
-    if again:
+    if as_compiled:
         for i, recomputed in dots.recomputed(blocks):
             flops[i] = flops.get(i, Fraction(0)) + recomputed
     known: dict[tuple, Fraction] = {}  # by id: nodes that are alike share one fraction
@@ -49,7 +49,7 @@ def flops_by_index(
 
 def flops_of_own_parts(flow: Flow, stages: int) -> dict[int, Fraction]:
     """2MNK per node and step where each pipeline stage runs its own part alone, and nothing in
-    bubbles: the mean over stages, without what is computed again."""
+    bubbles: the mean over stages, without what is recomputed."""
     once, known = _Dots(flow, False).of_one_pass(None), dict[int, Fraction]()
     for f in once.values():
         if id(f) not in known:
@@ -58,12 +58,12 @@ def flops_of_own_parts(flow: Flow, stages: int) -> dict[int, Fraction]:
 
 
 class _Dots:
-    """The dots of a flow's nodes. again: with what kernels compute again in the backward pass, and
-    without what compilers multiply. Nodes that share a rule and a split share their dots and sums,
-    so keys are made of ids: fractions take long to hash."""
+    """The dots of a flow's nodes. as_compiled: with what kernels recompute in the backward pass,
+    and without what compilers multiply. Nodes that share a rule and a split share their dots and
+    sums, so keys are made of ids: fractions take long to hash."""
 
-    def __init__(self, flow: Flow, again: bool) -> None:
-        self.flow, self.again = flow, again
+    def __init__(self, flow: Flow, as_compiled: bool) -> None:
+        self.flow, self.as_compiled = flow, as_compiled
         self._products: dict[tuple, tuple[Product, ...]] = {}
         self._multiplying = [i for i, rule in enumerate(flow.rules) if rule.flops]
         self._trained = _trained(flow.graph, flow.grad)
@@ -85,7 +85,7 @@ class _Dots:
         for i in self._multiplying:
             if dots := self.of(i):
                 forward = Fraction(1)
-                if self.again and pipeline is not None and pipeline.schedule == "gpipe":
+                if self.as_compiled and pipeline is not None and pipeline.schedule == "gpipe":
                     # Under gpipe head and loss are recomputed.
                     late = pipeline.epilogue_passes if True in pipeline.sides(i) else 0
                     forward += late / pipeline.forward_passes(i)
@@ -97,9 +97,10 @@ class _Dots:
     def _sum(self, dots: tuple[Product, ...], forward: Fraction) -> Fraction:
         total = Fraction(0)
         for dot in dots:
-            backward = dot.backward + self.again * (dot.recomputed - dot.multiplied)
+            backward = dot.backward + self.as_compiled * (dot.recomputed - dot.multiplied)
             total += (
-                dot.counted(self.again) * (forward + backward * self.flow.training) + dot.beyond
+                dot.counted(self.as_compiled) * (forward + backward * self.flow.training)
+                + dot.beyond
             )
         return total
 
@@ -108,7 +109,7 @@ class _Dots:
         backward pass."""
         waiting = weights_apart(self.flow, pipeline)
         return {
-            i: sum((dot.counted(self.again) for dot in self.of(i)), Fraction(0)) * waits
+            i: sum((dot.counted(self.as_compiled) for dot in self.of(i)), Fraction(0)) * waits
             for i in pipeline.nodes
             if (waits := sum(name in waiting for name in factors(self.flow.graph.nodes[i])))
         }

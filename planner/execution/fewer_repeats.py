@@ -14,16 +14,16 @@ Run = tuple[int, int, int]
 """First node, nodes of a repeat, repeats (planner.graph.repeats)."""
 
 
-def fewer_repeats(graph: Graph, runs: Iterable[Run], kept: int) -> Graph:
+def fewer_repeats(graph: Graph, runs: Iterable[Run], repeats_left: int) -> Graph:
     """The graph with at most so many repeats of these runs: what read the last repeat reads the
-    last that is kept."""
+    last one left."""
     dropped: set[int] = set()
     renamed: dict[str, str] = {}
     last: set[str] = set()
     for first, period, repeats in runs:
         end = first + period * repeats
-        for i in range(first + period * kept, end):
-            twin = graph.nodes[first + period * (kept - 1) + (i - first) % period]
+        for i in range(first + period * repeats_left, end):
+            twin = graph.nodes[first + period * (repeats_left - 1) + (i - first) % period]
             dropped.add(i)
             renamed.update(zip(graph.nodes[i].outputs, twin.outputs, strict=True))
             if i >= end - period:
@@ -34,7 +34,7 @@ def fewer_repeats(graph: Graph, runs: Iterable[Run], kept: int) -> Graph:
         if i not in dropped
     )
     # What a dropped repeat gave as an output of its own is gone, except what the last one gave, now
-    # the last kept one's.
+    # the last one left's.
     outputs = tuple(
         dict.fromkeys(renamed.get(o, o) for o in graph.outputs if o not in renamed or o in last)
     )

@@ -103,11 +103,11 @@ class Matrices:
         return (*there, *(step for step in reversed(there) if step.kind == "all-to-all"))
 
     @property
-    def turns(self) -> tuple[int, int]:
-        """(turns in which they are orthogonalised, matrices of each turn): as many as divide them
-        and have no more than TURN_ELEMENTS elements."""
-        most = max(1, TURN_ELEMENTS // prod(self.whole))
-        at_a_time = max(n for n in range(1, min(most, self.own) + 1) if self.own % n == 0)
+    def rounds(self) -> tuple[int, int]:
+        """(rounds in which they are orthogonalised, matrices of each round): as many matrices as
+        divide them and have no more than TURN_ELEMENTS elements."""
+        largest = max(1, TURN_ELEMENTS // prod(self.whole))
+        at_a_time = max(n for n in range(1, min(largest, self.own) + 1) if self.own % n == 0)
         return self.own // at_a_time, at_a_time
 
     @property

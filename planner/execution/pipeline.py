@@ -332,7 +332,7 @@ def largest_repeated_block(
     graph: Graph, blocks: Iterable[Sequence[int]]
 ) -> tuple[int, int, int] | None:
     """The repeated block with the most parameters, None where none has any."""
-    largest, most = None, -1
+    largest, most_parameters = None, -1
     for first, period, repeats in blocks:
         names = {
             n
@@ -341,8 +341,8 @@ def largest_repeated_block(
             if n in graph.weights
         }
         parameters = sum(graph.tensors[n].elements for n in names)
-        if names and parameters > most:
-            largest, most = (first, period, repeats), parameters
+        if names and parameters > most_parameters:
+            largest, most_parameters = (first, period, repeats), parameters
     return largest
 
 

@@ -70,14 +70,14 @@ def find_recomputed(
     graph, recomputed, units = flow.graph, Recomputed(), _units(flow)
     producer = {o: i for i in inside for o in graph.nodes[i].outputs if o}
     arguments = frozenset(arguments)
-    seen: set[tuple[str, tuple[ReshardStep, ...]]] = set()
+    queued: set[tuple[str, tuple[ReshardStep, ...]]] = set()
     queue: list[tuple[str, tuple[ReshardStep, ...]]] = []
 
     def want(i: int, slot: int) -> None:
         name = graph.nodes[i].inputs[slot]
         path = flow.trees[name].path(flow.need[i, slot])
-        if (name, path) not in seen:
-            seen.add((name, path))
+        if (name, path) not in queued:
+            queued.add((name, path))
             queue.append((name, path))
 
     def compute(i: int) -> None:
@@ -109,9 +109,9 @@ def find_recomputed(
         local = name in producer or name in arguments or name in graph.weights
         if mode == "part" or not local:
             continue
-        end = _saved_at(path, kept := name in named, mode == "keep")
+        end = _saved_at(path, by_name := name in named, mode == "keep")
         recomputed.steps.update(dict.fromkeys(_beginnings(name, path)[: len(path) - end]))
-        if end or (kept and name in producer):
+        if end or (by_name and name in producer):
             recomputed.saved[name, path[:end]] = None
         elif name in producer:
             compute(producer[name])

@@ -143,16 +143,18 @@ def read_policy(value: Any, words: Mapping[str, str]) -> str:
 
 def _named_policy(value: str) -> str:
     """A pin's value with names, those of a list joined by commas or +. Raises PlanError P020."""
-    plain = ",".join(w for w in re.split(r"[,+;\s]+", value) if w)
-    here, away = ([n for n in names if n] for names in _lists(re.sub(r":,+", ":", plain)))
-    if ENTERS in away:
+    commas = ",".join(w for w in re.split(r"[,+;\s]+", value) if w)
+    on_device, offloaded = (
+        [n for n in names if n] for names in _lists(re.sub(r":,+", ":", commas))
+    )
+    if ENTERS in offloaded:
         raise PlanError(
             "P020",
             f"recompute = {value!r} is not possible: where what enters blocks waits is said by"
             " another pin",
             help=["offload=activations beside recompute"],
         )
-    strange = [n for n in (*here, *away) if n not in NAMES and n != ENTERS]
+    strange = [n for n in (*on_device, *offloaded) if n not in NAMES and n != ENTERS]
     if strange:
         raise PlanError(
             "P020",
@@ -160,14 +162,14 @@ def _named_policy(value: str) -> str:
             f" {', '.join(map(repr, strange))}",
             help=[f"names are {', '.join(NAMES)}"],
         )
-    if both := sorted({*here} & {*away}):
+    if both := sorted({*on_device} & {*offloaded}):
         raise PlanError(
             "P020",
             f"recompute = {value!r} is not possible: {', '.join(both)} cannot be saved on the"
             " device and in the host's memory",
             help=[f"each name once, behind {PREFIX} or behind {OFFLOADED_PREFIX}"],
         )
-    return saving(here, away)
+    return saving(on_device, offloaded)
 
 
 def policy_words(recompute: str) -> str:

@@ -219,14 +219,14 @@ class _Backward:
         """The number of what a node hands on to its operand."""
         graph, operator, name = self.flow.graph, operator_of(node.op), node.inputs[slot]
         results = [o for o in node.outputs if o]
-        result, one = results[0], len(results) == 1
+        result, single_result = results[0], len(results) == 1
         shape, result_shape = graph.tensors[name].shape, graph.tensors[result].shape
-        if one and shape == result_shape and slot in operator.adds:
+        if single_result and shape == result_shape and slot in operator.adds:
             return self.cotangents[result]
         split, cotangent = self.flow.split(i), self.cotangents[result]
         if operator.rearranges:
             attributes = tuple(sorted(node.attrs.items()))
             return self.numbers.of("back", node.op, attributes, shape, split, cotangent)
-        if name in graph.weights and one and slot in operator.adds:
+        if name in graph.weights and single_result and slot in operator.adds:
             return self.numbers.of("bias", node.op, slot, shape, result_shape, split, cotangent)
         return self.numbers.of("into", i, slot)

@@ -176,8 +176,10 @@ def _tick(chunk: _Chunk, nodes: tuple[int, ...], microbatches: int, size: ItemSi
         uses = [*kernel_collectives(inside, i, 1, size, "blocks")]
         in_pass += [use for use in uses if use.phase == "forward"]
         backward += [use for use in uses if use.phase != "forward"]
-    again = chunk.recomputed or remade_conversions(inside, nodes)
-    backward += recomputed_collectives(inside, again, "all", lambda name: 1, equal, size, "blocks")
+    recomputed = chunk.recomputed or remade_conversions(inside, nodes)
+    backward += recomputed_collectives(
+        inside, recomputed, "all", lambda name: 1, equal, size, "blocks"
+    )
 
     def of_all(uses: Iterable[CollectiveUse]) -> tuple[CollectiveUse, ...]:
         return tuple(replace(u, count=u.count * microbatches) for u in uses if u.total_bytes)
@@ -240,76 +242,78 @@ def _ring_bytes(flow: Flow, uses: tuple[CollectiveUse, ...]) -> Fraction:
     )
 
 
-def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
+def flops_by_index(flow: Flow, *, as_compiled: bool = True) -> dict[int, Fraction]:
     """2MNK per node, device and step, of the heaviest chunk forward and the heaviest backward;
-    without what is computed again of the stage that has the most."""
+    where not as compiled without what is recomputed, of the stage that has the most."""
     stages, p = uneven_stages(flow), uneven_schedule(flow)
     fewer = idle_ticks_of_last_chunk(p)
-    ahead, back = list[dict[int, Fraction]](), list[dict[int, Fraction]]()
+    forward_flops, backward_flops = list[dict[int, Fraction]](), list[dict[int, Fraction]]()
     known: dict[tuple[object, ...], tuple[Fraction, Fraction]] = {}
     for k, chunk in enumerate(_chunks(flow)):
         microbatches = stages.microbatches_per_place(k)
-        forward, backward = dict[int, Fraction](), dict[int, Fraction]()
+        chunk_forward, chunk_backward = dict[int, Fraction](), dict[int, Fraction]()
         for i in stages.nodes[k]:
             alike = _alike(chunk, i)
             if alike not in known:
-                known[alike] = _flops(chunk, i, again)
-            f, b = known[alike]
+                known[alike] = _flops(chunk, i, as_compiled)
+            node_forward, node_backward = known[alike]
             if chunk.recomputed is not None:
-                forward[i] = f * microbatches
-            backward[i] = b * microbatches
-        ahead.append(forward)
-        back.append(backward)
-    if again:
+                chunk_forward[i] = node_forward * microbatches
+            chunk_backward[i] = node_backward * microbatches
+        forward_flops.append(chunk_forward)
+        backward_flops.append(chunk_backward)
+    if as_compiled:
         passes = [
-            (_heaviest(ahead), p.read_ticks),
-            (_heaviest(back), p.ticks - fewer),
-            (_heaviest(back[:-1]), fewer),
+            (_heaviest(forward_flops), p.read_ticks),
+            (_heaviest(backward_flops), p.ticks - fewer),
+            (_heaviest(backward_flops[:-1]), fewer),
         ]
     else:
         work_of_stage: list[list[tuple[dict[int, Fraction], int]]] = [[] for _ in range(p.stages)]
         for row in tick_groups(p):
             for k in row.chunks:
                 work_of_stage[stages.stage_of_chunk(k)].append(
-                    ((ahead if row.forward else back)[k], row.ticks)
+                    ((forward_flops if row.forward else backward_flops)[k], row.ticks)
                 )
         passes = max(
             work_of_stage, key=lambda rows: sum(sum(work.values()) * times for work, times in rows)
         )
     total: dict[int, Fraction] = {}
-    for i, f in ((i, f * times) for flops, times in passes for i, f in flops.items()):
-        total[i] = total.get(i, Fraction(0)) + f
-    return {i: f for i, f in total.items() if f}
+    for flops, times in passes:
+        for i, of_node in flops.items():
+            total[i] = total.get(i, Fraction(0)) + of_node * times
+    return {i: of_node for i, of_node in total.items() if of_node}
 
 
 def _alike(chunk: _Chunk, i: int) -> tuple[object, ...]:
     """All that `_flops` reads of a node: nodes of a class have their rule in common."""
-    flow, again = chunk.flow, chunk.recomputed
+    flow, recomputed = chunk.flow, chunk.recomputed
     node = flow.graph.nodes[i]
     trained = tuple([n in flow.grad for n in (*node.inputs, *node.outputs)])
-    runs_again = None if again is None else again.nodes.get(i, "not")
+    runs_again = None if recomputed is None else recomputed.nodes.get(i, "not")
     return id(flow.rules[i]), flow.split(i), trained, wide_nodes(flow).get(i), runs_again
 
 
-def _flops(chunk: _Chunk, i: int, again: bool) -> tuple[Fraction, Fraction]:
+def _flops(chunk: _Chunk, i: int, as_compiled: bool) -> tuple[Fraction, Fraction]:
     """2MNK of a node's passes forward and backward, of one microbatch; both are backward ones in
     the last chunk."""
     dots = products(chunk.flow, i)
-    f = sum((dot.counted(again) for dot in dots), Fraction(0))
-    b = sum(
+    forward = sum((dot.counted(as_compiled) for dot in dots), Fraction(0))
+    backward = sum(
         (
-            dot.counted(again) * (dot.backward + again * (dot.recomputed - dot.multiplied))
+            dot.counted(as_compiled)
+            * (dot.backward + as_compiled * (dot.recomputed - dot.multiplied))
             + dot.beyond
             for dot in dots
         ),
         Fraction(0),
     )
     if chunk.recomputed is None:
-        b += f
-    elif again and i in chunk.recomputed.nodes:
+        backward += forward
+    elif as_compiled and i in chunk.recomputed.nodes:
         whole = chunk.recomputed.nodes[i]
-        b += sum((dot.counted(True) for dot in dots if whole or dot.inside), Fraction(0))
-    return f, b
+        backward += sum((dot.counted(True) for dot in dots if whole or dot.inside), Fraction(0))
+    return forward, backward
 
 
 def _heaviest(passes: list[dict[int, Fraction]]) -> dict[int, Fraction]:

@@ -67,9 +67,9 @@ class Product:
     multiplied: int = 0
     computed: Fraction = Fraction(1)
 
-    def counted(self, again: bool) -> Fraction:
-        """FLOPs of a forward pass. again: as compiled."""
-        return self.flops * self.computed if again else self.flops
+    def counted(self, as_compiled: bool) -> Fraction:
+        """FLOPs of a forward pass: as compiled, or those of the products as they are defined."""
+        return self.flops * self.computed if as_compiled else self.flops
 
 
 @dataclass(frozen=True)

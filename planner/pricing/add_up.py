@@ -42,7 +42,7 @@ def add_up(
     memory: Breakdown,
 ) -> Cost:
     """The price of a derived flow from what its parts take. uses: all its collectives."""
-    flops = collectives.dot_flops(flow, again=False)
+    flops = collectives.dot_flops(flow, as_compiled=False)
     cost = Cost(
         step_time_s=0.0,
         compute_time_s=seconds.kernels.compute_s,

@@ -24,7 +24,7 @@ from planner.execution.weights_apart import waiting_share, weights_apart
 from planner.graph.ir import Node
 from planner.ops import operator_of
 from planner.pricing.frameworks.dispatch import dispatched
-from planner.pricing.frameworks.turns import without_bubbles
+from planner.pricing.frameworks.stage_passes import without_bubbles
 from planner.pricing.kernels import kernel_times
 from planner.pricing.pricer import Pricer
 from planner.pricing.step_time import recomputed_nodes
@@ -46,7 +46,7 @@ def details(
     """Id of the first node of each class -> its row (planner.strategy.types.DetailTable). Seconds
     are of one pass in `kernels.forward_s` and `backward_s`, of a step elsewhere."""
     pipeline, uneven = pipeline_of(base.graph, flow.plan), engine_of(flow.plan) is Engine.UNEVEN
-    again = _recomputed_in_stages(flow, pricer) if uneven else recomputed_nodes(flow, runs)
+    recomputed = _recomputed_in_stages(flow, pricer) if uneven else recomputed_nodes(flow, runs)
     members: dict[int, list[int]] = {}
     for i, first in enumerate(base.shared):
         members.setdefault(first, []).append(i)
@@ -61,7 +61,7 @@ def details(
     rows = {}
     for i, alike in members.items():
         node, rule, split = base.graph.nodes[i], base.rules[i], flow.split(i)
-        late_again = (
+        recomputed_in_epilogue = (
             pipeline is not None and pipeline.schedule == "gpipe" and pipeline.in_epilogue(i)
         )
         rows[node.id] = {
@@ -74,11 +74,13 @@ def details(
                 split,
                 pricer,
                 (
-                    _turns_on_stages(flow, alike)
+                    _passes_on_stages(flow, alike)
                     if uneven
-                    else _turns(pipeline, alike, flow.plan.microbatches, lockstep)
+                    else _passes(pipeline, alike, flow.plan.microbatches, lockstep)
                 ),
-                any(k in again for k in alike) if uneven else i in again or late_again,
+                any(k in recomputed for k in alike)
+                if uneven
+                else i in recomputed or recomputed_in_epilogue,
                 _apart_less(pipeline, alike, waiting_share(node, flow.grad, waiting)),
             ),
             "moves": _moves(_moved(base, alike, by_name=uneven), uses, pricer),
@@ -109,7 +111,7 @@ def _side(name: str, dims: Sequence[Sequence[str]], layout: Layout) -> Row:
     }
 
 
-def _turns(
+def _passes(
     pipeline: Pipeline | None, alike: Sequence[int], microbatches: int, lockstep: bool
 ) -> tuple[int, float]:
     """(passes of a class's nodes on a device in a step, those beside them in bubbles, where stages
@@ -127,17 +129,17 @@ def _turns(
     )
 
 
-def _turns_on_stages(flow: Flow, alike: Sequence[int]) -> tuple[int, float]:
+def _passes_on_stages(flow: Flow, alike: Sequence[int]) -> tuple[int, float]:
     """(passes, passes in bubbles) of a class's nodes on a device of the stage that has most of
     them, of stages that are cut anywhere."""
     stages, schedule = uneven_stages(flow), uneven_schedule(flow)
     of_stage: Counter[int] = Counter()
     for k, nodes in enumerate(stages.nodes):
-        held = len({*nodes}.intersection(alike))
-        of_stage[stages.stage_of_chunk(k)] += held * stages.microbatches_per_place(k)
-    most = max(of_stage.values())
-    in_bubbles = most * (schedule.stages - 1) / schedule.virtual_stages
-    return most * schedule.microbatches, in_bubbles
+        chunk_nodes = len({*nodes}.intersection(alike))
+        of_stage[stages.stage_of_chunk(k)] += chunk_nodes * stages.microbatches_per_place(k)
+    most_passes = max(of_stage.values())
+    in_bubbles = most_passes * (schedule.stages - 1) / schedule.virtual_stages
+    return most_passes * schedule.microbatches, in_bubbles
 
 
 def _recomputed_in_stages(flow: Flow, pricer: Pricer) -> frozenset[int]:
@@ -166,19 +168,19 @@ def _kernels(
     i: int,
     split: Split,
     pricer: Pricer,
-    turns: tuple[int, float],
-    again: bool,
+    passes: tuple[int, float],
+    recomputed: bool,
     fewer_backward: float,
 ) -> Row:
     forward, backward = kernel_times(base, i, split, pricer)
-    one = forward * (2 if again else 1) + backward
+    one_pass_s = forward * (2 if recomputed else 1) + backward
     return {
         "forward_s": forward,
         "backward_s": backward,
-        "again": again,
-        "times": turns[0],
-        "step_s": one * turns[0],
-        "bubble_s": one * turns[1] - fewer_backward * backward,
+        "again": recomputed,
+        "times": passes[0],
+        "step_s": one_pass_s * passes[0],
+        "bubble_s": one_pass_s * passes[1] - fewer_backward * backward,
         "bound_by": bound_by(base, i, split, pricer),
     }
 

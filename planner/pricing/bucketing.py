@@ -63,14 +63,14 @@ def bounding(base: GraphFacts, pricer: Pricer, least_s: float) -> Pricer:
     if not_recomputed_s(base, pricer) <= NOTABLE * least_s:
         return pricer
     counts = divisors(prod(pricer.sizes.values()))
-    most = {
+    padding = {
         shape: min(
             PADDED, prod(max(-(-d // n) * n / d for n in counts if n < 2 * d) for d in shape)
         )
         for shape, _ in base.reduced
     }
     every = _reduced_bytes(pricer) * sum(
-        times * prod(shape) * most[shape] for (shape, _), times in base.reduced.items()
+        times * prod(shape) * padding[shape] for (shape, _), times in base.reduced.items()
     )
     return replace(
         pricer, runtime=replace(pricer.runtime, bucket_bytes=min(SIZES[-1], every)), memo={}
@@ -162,8 +162,8 @@ def seconds(
         if key not in known:
             known[key] = pricer.use_s(use, sizes.get((use.kind, use.axes), 0.0))
         rows.append((use, known[key]))
-    whole = sum(s for use, s in rows if use.phase == "gradient")
-    overlap = pricer.runtime.overlap if whole else 0.0
+    gradient_s = sum(s for use, s in rows if use.phase == "gradient")
+    overlap = pricer.runtime.overlap if gradient_s else 0.0
     last = 0.0
     if overlap and sizes:
         late = _totals(use for use in uses if use.phase == "gradient" and use.bucketed)
@@ -171,7 +171,7 @@ def seconds(
             (pricer.collective_s(*way, min(total, sizes[way])) for way, total in late.items()),
             default=0.0,
         )
-    share = gradients_hidden(overlap, whole, last)
+    share = gradients_hidden(overlap, gradient_s, last)
     return [(use, s, share * s if use.phase == "gradient" else 0.0) for use, s in rows]
 
 

@@ -35,7 +35,7 @@ def float8_times(
     work = pieces.rule.flops * pieces.share("")
     extents = product_of(pieces.rule, cuts, work)
 
-    kept = bool(node.attrs.get(KEPT_FLOAT8))
+    stored_float8 = bool(node.attrs.get(KEPT_FLOAT8))
 
     def product(read: np.ndarray, written: np.ndarray, of: Product | None) -> np.ndarray:
         return pricer.kernels_s(work, read / 2 + written, pricer.recipe.compute, of)
@@ -48,7 +48,7 @@ def float8_times(
 
     # Engines have a kernel that reads a row once.
     forward = (largest(xs) * (not pricer.runtime.serves) + converted(xs)) / readers
-    if kept:
+    if stored_float8:
         return forward + product(xs + 2 * ws, outs, extents), np.zeros(len(pieces.splits))
     forward += largest(ws) + converted(ws) + product(xs + ws, outs, extents)
     if not pieces.trained:

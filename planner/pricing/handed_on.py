@@ -30,7 +30,7 @@ def handed_on(
     replay, mesh = recomputed_in_block(flow, run), dict(flow.plan.mesh)
     saved = {c.enters for c in run.carries} | {n for n, _ in replay.saved} if replay else set()
     times = pipeline.blocks_per_stage * pipeline.microbatch_schedule.handed_in_flight
-    seen = set[tuple[str, Layout]]()
+    counted = set[tuple[str, Layout]]()
     for i in range(run.first, run.first + run.period):
         both = factors(graph.nodes[i])
         if waiting.isdisjoint(both):
@@ -42,9 +42,9 @@ def handed_on(
             if name not in waiting and name not in saved and name not in graph.weights
         ]
         for name, layout in ((result, flow.source[result]), *operands):
-            if (name, layout) in seen:
+            if (name, layout) in counted:
                 continue
-            seen.add((name, layout))
+            counted.add((name, layout))
             tensor = graph.tensors[name]
             shape = local_shape(tensor.shape, layout, mesh)
             yield i, times * pricer.stored_bytes(shape, tensor.dtype, base.kind_of(tensor.shape))

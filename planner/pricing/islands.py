@@ -51,7 +51,7 @@ def busiest(flow: Flow, pricer: Pricer, group: int, microbatches: int) -> tuple[
 
 def price(base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer) -> Cost:
     """Price of a derived flow with islands."""
-    turns, topology = flow.plan.islands, pricer.topology
+    microbatches, topology = flow.plan.islands, pricer.topology
     shares = _shares(flow, topology)
     costs = _costs(base, flow, runs, pricer)
     longest = max(costs.values(), key=_until_update_s)
@@ -59,7 +59,7 @@ def price(base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer:
     flops = sum(
         costs[g].flops_per_device * sum(counts) / max(counts) for g, counts in shares.items()
     )
-    per_device = flops / len(turns)
+    per_device = flops / len(microbatches)
     useful = base.model_flops * flow.plan.microbatches / flow.plan.devices
     return replace(
         longest,
@@ -99,8 +99,8 @@ def _until_update_s(cost: Cost) -> float:
 def _shares(flow: Flow, topology: Topology) -> dict[int, list[int]]:
     """Group -> microbatches of each of its islands."""
     shares: dict[int, list[int]] = {}
-    turns = flow.plan.islands
-    for group, n in zip(group_of_each(topology, len(turns)), turns, strict=True):
+    microbatches = flow.plan.islands
+    for group, n in zip(group_of_each(topology, len(microbatches)), microbatches, strict=True):
         shares.setdefault(group, []).append(n)
     return shares
 

@@ -35,12 +35,12 @@ def hidden_beside_kernels(
     base: GraphFacts,
     flow: Flow,
     runs: Sequence[RepeatedBlock],
-    again: frozenset[int],
+    recomputed: frozenset[int],
     rows: Iterable[Row],
     pricer: Pricer,
 ) -> list[Row]:
-    """The collectives of a step with what kernels hide of them beside what hid before. again: nodes
-    that run a second time."""
+    """The collectives of a step with what kernels hide of them beside what hid before. recomputed:
+    nodes that run a second time."""
     hidden, rows = pricer.hidden, list(rows)
     beside = [0.0] * len(rows)
     loops: dict[tuple[int, bool], list[int]] = {}
@@ -54,13 +54,13 @@ def hidden_beside_kernels(
         elif use.axes == (STAGE,) and use.kind == "collective-permute":
             beside[k] = hidden.handed_on * (seconds - under)
         elif use.phase == "optimizer" and hidden.updated and not use.of_matrices:
-            ways = group(use.axes, dict(flow.plan.mesh))
-            piece = use.total_bytes / ways / pricer.recipe.parameter_bytes
+            pieces = group(use.axes, dict(flow.plan.mesh))
+            piece = use.total_bytes / pieces / pricer.recipe.parameter_bytes
             beside[k] = float(
                 pricer.gathered_beside_updates_s(seconds - under, piece, flow.plan.offload)
             )
     for (run, backward), numbers in loops.items():
-        kernels = _kernels(base, flow, runs[run], backward, again, pricer)
+        kernels = _kernels(base, flow, runs[run], backward, recomputed, pricer)
         operators: dict[int, list[int]] = {}
         for k in numbers:
             operators.setdefault(home.get(rows[k][0].what, (run, -1))[1], []).append(k)
@@ -90,7 +90,7 @@ def _kernels(
     flow: Flow,
     run: RepeatedBlock,
     backward: bool,
-    again: frozenset[int],
+    recomputed: frozenset[int],
     pricer: Pricer,
 ) -> dict[int, float]:
     """Node of a loop's first repeat -> seconds of a device's kernels of all repeats in a step, in
@@ -98,10 +98,10 @@ def _kernels(
     pipeline, result = pipeline_of(flow.graph, flow.plan), {}
     waiting = weights_apart(flow, pipeline)
     for i in range(run.first, run.first + run.period):
-        forward, after = kernel_times(base, i, flow.split(i), pricer)
+        forward_s, backward_s = kernel_times(base, i, flow.split(i), pricer)
         if waiting:  # these are no part of the loop
-            after *= 1 - waiting_share(flow.graph.nodes[i], flow.grad, waiting)
-        seconds = after + (forward if i in again else 0.0) if backward else forward
+            backward_s *= 1 - waiting_share(flow.graph.nodes[i], flow.grad, waiting)
+        seconds = backward_s + (forward_s if i in recomputed else 0.0) if backward else forward_s
         passes = float(pipeline.forward_passes(i) * pipeline.stage_share(i)) if pipeline else 1.0
         result[i] = seconds * run.repeats * (passes if pipeline else flow.plan.microbatches)
     return result

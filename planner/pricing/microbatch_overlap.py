@@ -81,11 +81,11 @@ def hidden_shares(
     flow: Flow,
     runs: tuple[RepeatedBlock, ...],
     sent: Sequence[tuple[CollectiveUse, float]],
-    again: frozenset[int],
+    recomputed: frozenset[int],
     pricer: Pricer,
 ) -> list[float]:
     """What part of each collective hides under other copies. sent: all collectives of a step with
-    their seconds; again: nodes that run a second time."""
+    their seconds; recomputed: nodes that run a second time."""
     plan, shares = flow.plan, [0.0] * len(sent)
     if plan.overlapped_microbatches == 1 or not pricer.copies_hidden:
         return shares
@@ -104,7 +104,7 @@ def hidden_shares(
             (home[use.place == "blocks", use.what][1], use, seconds / once)
             for use, seconds in (sent[k] for k in numbers)
         ]
-        chain = joined(_chain(base, flow, stretch.nodes, backward, events, again, pricer))
+        chain = joined(_chain(base, flow, stretch.nodes, backward, events, recomputed, pricer))
         share = collectives_hidden(chain, plan.overlapped_microbatches, pricer.copies_hidden)
         for k in numbers:
             if not sent[k][0].inside:
@@ -144,7 +144,7 @@ def _chain(
     nodes: range,
     backward: bool,
     events: Sequence[tuple[int, CollectiveUse, float]],
-    again: frozenset[int],
+    recomputed: frozenset[int],
     pricer: Pricer,
 ) -> Iterator[Piece]:
     """The pieces of one microbatch's pass through a stretch; the backward pass begins with what
@@ -156,7 +156,7 @@ def _chain(
     phase = "recompute" if backward else "forward"
     yield from pieces_at.get((-1, phase), ())
     for i in nodes:
-        if i in again or not backward:
+        if i in recomputed or not backward:
             yield KERNELS, times[i][0]
         yield from pieces_at.get((i, phase), ())
     for i in reversed(nodes) if backward else ():

@@ -39,7 +39,7 @@ def exchanges_s(matrices: Matrices, pricer: Pricer) -> float:
 
 def _array_s(matrices: Matrices, pricer: Pricer) -> float:
     dtype = pricer.recipe.orthogonalising_type
-    size, (m, n), (turns, batch) = DTYPE_BYTES[dtype], sorted(matrices.whole), matrices.turns
+    size, (m, n), (rounds, batch) = DTYPE_BYTES[dtype], sorted(matrices.whole), matrices.rounds
     products = (  # (rows, columns, sums), elements that are read and written
         ((m, m, n), m * n + m * m),
         ((m, m, m), 2 * m * m),
@@ -49,15 +49,15 @@ def _array_s(matrices: Matrices, pricer: Pricer) -> float:
         float(
             pricer.kernels_s(
                 np.array([2.0 * prod(extents) * batch]),
-                np.array([float(size * batch * moved)]),
+                np.array([float(size * batch * elements_moved)]),
                 dtype,
                 Product(*(np.array([float(x)]) for x in (*extents, batch))),
             )[0]
         )
-        for extents, moved in products
+        for extents, elements_moved in products
     )
     added = sum(
         pricer.kernel_s(0.0, 3.0 * size * batch * elements, dtype) for elements in (m * m, m * n)
     )
     before = pricer.kernel_s(0.0, 3.0 * size * matrices.own * m * n, dtype)
-    return before + turns * NEWTON_SCHULZ_STEPS * (multiplied + added)
+    return before + rounds * NEWTON_SCHULZ_STEPS * (multiplied + added)

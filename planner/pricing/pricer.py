@@ -120,7 +120,7 @@ class Pricer:
     def collectives_s(
         self,
         kind: str,
-        ways: Sequence[Axes],
+        axes_sets: Sequence[Axes],
         of: np.ndarray,
         payload_bytes: np.ndarray,
         bucketed: bool,
@@ -128,7 +128,7 @@ class Pricer:
         joined: np.ndarray,
     ) -> np.ndarray:
         """`collective_s` of many: over the axes ways[of]. [collectives]"""
-        lines = [self.lines(kind, axes) if axes else ((0.0, 0.0),) for axes in ways]
+        lines = [self.lines(kind, axes) if axes else ((0.0, 0.0),) for axes in axes_sets]
         wide = max(map(len, lines))
         table = np.array([[*row, *[row[-1]] * (wide - len(row))] for row in lines])[of]
         share = np.ones(len(of))
@@ -426,18 +426,20 @@ class Pricer:
         matrices that are orthogonalised, which keep less (and take more:
         planner.pricing.orthogonalising)."""
         recipe, adamw = self.recipe, OPTIMIZERS["adamw"]
-        less = recipe.matrix_less_bytes
-        kept = elements * recipe.state_bytes - matrices * less
-        away = self.host_s(2 * kept) if "optimizer" in offload else 0.0
+        matrix_less = recipe.matrix_less_bytes
+        state_bytes = elements * recipe.state_bytes - matrices * matrix_less
+        host_s = self.host_s(2 * state_bytes) if "optimizer" in offload else 0.0
         # The runtime's figure is that of AdamW in float32: what is not read and written is less.
-        fewer = adamw.moment_bytes - (recipe.state_bytes - recipe.master_bytes)
+        moments_less = adamw.moment_bytes - (recipe.state_bytes - recipe.master_bytes)
         # Those of frameworks hold gradients in float32 whatever they are sent in.
         framework = self.runtime.kernels is not None
         gradient = recipe.parameter_bytes if framework else recipe.gradient_bytes
         value = 2 * (recipe.master_bytes or recipe.parameter_bytes) + gradient
         value += recipe.parameter_bytes if recipe.master_bytes else 0
-        moved = self.runtime.optimizer_bytes - 2 * fewer - (3 * host_link.FLOAT_BYTES - value)
+        moved = (
+            self.runtime.optimizer_bytes - 2 * moments_less - (3 * host_link.FLOAT_BYTES - value)
+        )
         if recipe.loss_scaled:  # gradients are read for their norm, parameters to be left alone
             moved += recipe.gradient_bytes + recipe.parameter_bytes
         passed = compute.optimizer_time_s(self.device, elements, moved)
-        return passed - compute.optimizer_time_s(self.device, matrices, 2 * less) + away
+        return passed - compute.optimizer_time_s(self.device, matrices, 2 * matrix_less) + host_s

@@ -27,12 +27,14 @@ def product_of(
     several = any(len(dims) > 1 for dims in rule.operands[2:])  # what is no bias or scale
     if not rule.flops or len(rule.operands) < 2 or len(rule.results) != 1 or several:
         return None
-    left, right, result = (
+    left_factors, right_factors, result_factors = (
         {f for dim in dims for f in dim}
         for dims in (rule.operands[0], rule.operands[1], rule.results[0])
     )
-    taps = right - left - result
-    if taps and left & right & result:  # a convolution in groups multiplies no matrices
+    taps = right_factors - left_factors - result_factors
+    if (
+        taps and left_factors & right_factors & result_factors
+    ):  # a convolution in groups multiplies no matrices
         return None
     local = cuts.local(rule)
 
@@ -42,8 +44,11 @@ def product_of(
             extent = extent * local[f]
         return extent
 
-    batch, columns = size(left & right & result), size((right & result) - left)
-    rows = size(result - right)
+    batch, columns = (
+        size(left_factors & right_factors & result_factors),
+        size((right_factors & result_factors) - left_factors),
+    )
+    rows = size(result_factors - right_factors)
     columns = _whole(columns * wider)
     sums = _whole(flops / (2.0 * rows * columns * batch))
     return Product(rows, columns, sums, batch, convolution=convolution)

@@ -132,12 +132,12 @@ def _kernels(
 ) -> KernelSeconds:
     """Seconds of all kernels of a step. Nodes that are alike, split alike and run as often are
     priced once."""
-    micro, again = flow.plan.microbatches, recomputed_nodes(flow, runs)
+    micro, recomputed = flow.plan.microbatches, recomputed_nodes(flow, runs)
     compute = recompute = bubble = 0.0
     nodes = range(len(flow.graph.nodes))
     places = pipeline_places(flow.graph, pipeline) if pipeline else (None,) * len(nodes)
     waiting = weights_apart(flow, pipeline)
-    waits = [
+    apart_shares = [
         waiting_share(node, flow.grad, waiting) if waiting else 0.0 for node in flow.graph.nodes
     ]
     # By id: splits of repeats are one object, and take long to hash.
@@ -145,19 +145,19 @@ def _kernels(
         zip(
             base.shared,
             map(id, flow.splits),
-            map(again.__contains__, nodes),
+            map(recomputed.__contains__, nodes),
             places,
-            waits,
+            apart_shares,
             strict=True,
         )
     )
     first = dict(zip(reversed(alike), reversed(nodes), strict=True))
     for key, count in Counter(alike).items():
-        i, twice = first[key], key[2]
+        i, runs_twice = first[key], key[2]
         if pipeline:
-            twice |= pipeline.schedule == "gpipe" and pipeline.in_epilogue(i)
+            runs_twice |= pipeline.schedule == "gpipe" and pipeline.in_epilogue(i)
         forward, backward = times_of_class(base, i, flow.split(i), pricer)
-        second = forward if twice else 0.0
+        second = forward if runs_twice else 0.0
         all_passes = forward + backward + second
         one_pass = count * all_passes * (float(pipeline.stage_share(i)) if pipeline else 1.0)
         useful = pipeline.useful_passes(i) if pipeline else micro
@@ -167,7 +167,7 @@ def _kernels(
             share, schedule = float(pipeline.stage_share(i)), pipeline.microbatch_schedule
             bubble += float(pipeline.forward_passes(i) - useful) * one_pass
             fewer = schedule.ticks - schedule.weight_ticks
-            bubble -= count * share * fewer * waits[i] * backward
+            bubble -= count * share * fewer * apart_shares[i] * backward
     return KernelSeconds(compute, recompute, bubble)
 
 
@@ -202,26 +202,26 @@ def sent_s(
     backward pass, beside kernels of loops and updates, of a copy of the batch under other copies.
     """
     sizes = launched(uses, flow.plan.bucket_bytes)
-    again = recomputed_nodes(flow, runs)
+    recomputed = recomputed_nodes(flow, runs)
     if flow.plan.overlapped_microbatches == 1:
         rows = seconds(uses, pricer, sizes)
-        return hidden_beside_kernels(base, flow, runs, again, rows, pricer)
+        return hidden_beside_kernels(base, flow, runs, recomputed, rows, pricer)
     mesh = dict(flow.plan.mesh)
-    most = launch_bytes(uses, mesh)
-    ways = {(use.kind, use.axes) for use in uses if use.bucketed}
+    largest = launch_bytes(uses, mesh)
+    bucketed_ways = {(use.kind, use.axes) for use in uses if use.bucketed}
     rows = seconds(
         uses,
         pricer,
         {
             way: min(
                 sizes.get(way, pricer.runtime.bucket_bytes),
-                most.get(way[0], np.inf) * per_launch(*way, mesh),
+                largest.get(way[0], np.inf) * per_launch(*way, mesh),
             )
-            for way in ways
+            for way in bucketed_ways
         },
     )
-    rows = hidden_beside_kernels(base, flow, runs, again, rows, pricer)
-    shares = hidden_shares(base, flow, runs, [(use, s) for use, s, _ in rows], again, pricer)
+    rows = hidden_beside_kernels(base, flow, runs, recomputed, rows, pricer)
+    shares = hidden_shares(base, flow, runs, [(use, s) for use, s, _ in rows], recomputed, pricer)
     return [
         (use, s, hidden + share * (s - hidden))
         for (use, s, hidden), share in zip(rows, shares, strict=True)
@@ -233,7 +233,7 @@ def _optimizer_s(
 ) -> float:
     """Seconds of a device's update, and of the sums of gradients over several microbatches: of
     pieces where the ZeRO stage cuts them first."""
-    graph, turns, copies = (
+    graph, steps, copies = (
         flow.graph,
         flow.plan.accumulation_steps,
         flow.plan.overlapped_microbatches,
@@ -247,13 +247,13 @@ def _optimizer_s(
         if name in flow.grad and name not in elsewhere:
             updated += weight.piece
             matrices += weight.matrices
-            if turns > 1:
+            if steps > 1:
                 readers = (i for i, _ in graph.consumers[name])
                 added += weight.summed * (
-                    float(_additions(pipeline, readers, name in waiting)) if pipeline else turns
+                    float(_additions(pipeline, readers, name in waiting)) if pipeline else steps
                 )
             # The gradients of one turn's microbatches.
-            added += weight.whole * turns * (copies - 1)
+            added += weight.whole * steps * (copies - 1)
             if name in apart:
                 launches += float(pricer.update_launch_s(weight.piece))
     sums = pricer.grad_accumulate_s(added * pricer.recipe.gradient_bytes)

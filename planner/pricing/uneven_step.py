@@ -60,33 +60,41 @@ def passes_of_chunks(
 ) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
     """Forward passes of all chunks but the last, which has none, and backward passes of all."""
     stages = uneven_collectives.uneven_stages(flow)
-    ahead, back = list[Pass](), list[Pass]()
+    forward_passes, backward_passes = list[Pass](), list[Pass]()
 
-    def one(kernels_s: float, again_s: float, uses: tuple[CollectiveUse, ...], turns: int) -> Pass:
+    def pass_of(
+        kernels_s: float, again_s: float, uses: tuple[CollectiveUse, ...], microbatches: int
+    ) -> Pass:
         return Pass(
-            kernels_s * turns,
-            again_s * turns,
+            kernels_s * microbatches,
+            again_s * microbatches,
             uses,
-            kernels_s * turns + sum(shown_s(u, flow, pricer) for u in uses),
+            kernels_s * microbatches + sum(shown_s(u, flow, pricer) for u in uses),
         )
 
     for k, tick in enumerate(uneven_collectives.chunk_ticks(flow, pricer.itemsize)):
-        forward = backward = again = 0.0
+        forward = backward = recompute_s = 0.0
         for i in stages.nodes[k]:
             f, b = times_of_class(base, i, flow.split(i), pricer)
             forward, backward = forward + f, backward + b
-            again += f if tick.recomputed is not None and tick.recomputed.nodes.get(i) else 0.0
+            recompute_s += (
+                f if tick.recomputed is not None and tick.recomputed.nodes.get(i) else 0.0
+            )
         opened = pricer.kernel_s(
             0.0,
             2 * uneven_collectives.chunk_weight_bytes(flow, stages, k, pricer.itemsize),
             pricer.recipe.compute,
         )
         if tick.recomputed is None:
-            back.append(one(forward + backward + 2 * opened, 0.0, tick.backward, tick.microbatches))
+            kernels_s = forward + backward + 2 * opened
+            backward_passes.append(pass_of(kernels_s, 0.0, tick.backward, tick.microbatches))
         else:
-            ahead.append(one(forward + opened, 0.0, tick.forward, tick.microbatches))
-            back.append(one(again + backward + 2 * opened, again, tick.backward, tick.microbatches))
-    return tuple(ahead), tuple(back)
+            forward_passes.append(pass_of(forward + opened, 0.0, tick.forward, tick.microbatches))
+            kernels_s = recompute_s + backward + 2 * opened
+            backward_passes.append(
+                pass_of(kernels_s, recompute_s, tick.backward, tick.microbatches)
+            )
+    return tuple(forward_passes), tuple(backward_passes)
 
 
 def shown_s(use: CollectiveUse, flow: Flow, pricer: Pricer) -> float:
@@ -107,16 +115,16 @@ def price(
     """Price of a derived flow. uses: its collectives, where they are known. Raises PlanError P068
     for an optimizer that orthogonalises matrices."""
     refuse_flat_buffers(flow.graph, flow.plan)
-    ahead, back = passes_of_chunks(base, flow, pricer)
+    forward_passes, backward_passes = passes_of_chunks(base, flow, pricer)
     slowest = [
-        (longest(ahead if row.forward else back, row.chunks), row)
+        (longest(forward_passes if row.forward else backward_passes, row.chunks), row)
         for row in uneven_collectives.tick_groups(uneven_collectives.uneven_schedule(flow))
     ]
     compute, bubble = (
         sum(p.kernels_s * row.ticks for p, row in slowest if row.bubble is idle)
         for idle in (False, True)
     )
-    replayed = sum(p.again_s * row.ticks for p, row in slowest if not row.bubble)
+    recompute_s = sum(p.again_s * row.ticks for p, row in slowest if not row.bubble)
     between = uneven_collectives.collectives_between_stages(flow, pricer.itemsize)
     sent = (
         *((row.ticks, use) for p, row in slowest for use in p.uses),
@@ -131,7 +139,7 @@ def price(
         flow,
         collectives.collectives(flow, (), pricer.itemsize) if uses is None else uses,
         seconds=StepParts(
-            KernelSeconds(compute, replayed, bubble),
+            KernelSeconds(compute, recompute_s, bubble),
             communication_of(rows),
             _optimizer_s(flow, pricer),
         ),

@@ -71,7 +71,7 @@ def test_what_differs_or_was_named_stays() -> None:
         "a": "b",
         "b": "c",
     }
-    assert axis_swap(equal, {"a": "model", "b": "model2", "c": "data"}, kept=("a",)) == {
+    assert axis_swap(equal, {"a": "model", "b": "model2", "c": "data"}, given_names=("a",)) == {
         "c": "b",
         "b": "c",
     }

@@ -374,7 +374,7 @@ def test_gradients_that_are_sums_of_one_term_are_no_products(
     )
     found = truth(graph, plan)
     assert not found.differences() and found.compiled_flops == dots
-    assert collectives.dot_flops(derive(graph, plan, training=True), again=False) == work
+    assert collectives.dot_flops(derive(graph, plan, training=True), as_compiled=False) == work
 
 
 @pytest.mark.one_in(4)

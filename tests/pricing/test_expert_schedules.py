@@ -275,7 +275,7 @@ def test_dualpipe_holds_two_stages_and_one_microbatch_more() -> None:
         entering=0.0,
         microbatches=8,
         recompute="none",
-        again={(BLOCKS, "norm"): GIB / 8},
+        recomputed={(BLOCKS, "norm"): GIB / 8},
     )
     kernels = RUNTIME.kernels
     assert kernels is not None

@@ -104,8 +104,8 @@ def test_seconds_are_those_of_products_and_passes_by_the_device() -> None:
 def test_programs_take_as_many_at_a_time() -> None:
     assert newton_schulz.TURN_ELEMENTS == TURN_ELEMENTS
     wide = Matrices(1, 12, (2**12, 2**12), ((), ()), (1, 1))
-    assert wide.turns == (3, 4)  # four of 2^24 elements, and no five that divide twelve
-    assert Matrices(1, 7, (2**12, 2**12), ((), ()), (1, 1)).turns == (7, 1)
+    assert wide.rounds == (3, 4)  # four of 2^24 elements, and no five that divide twelve
+    assert Matrices(1, 7, (2**12, 2**12), ((), ()), (1, 1)).rounds == (7, 1)
 
 
 def test_which_weights_are_matrices_of_hidden_layers() -> None:

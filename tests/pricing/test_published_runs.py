@@ -47,7 +47,7 @@ from planner.calibrate.runs.rows import (
 )
 from planner.execution.collective import CollectiveUse
 from planner.execution.pipeline import Pipeline
-from planner.pricing.frameworks.turns import without_bubbles
+from planner.pricing.frameworks.stage_passes import without_bubbles
 from planner.pricing.frameworks.work import merged_uses
 from planner.pricing.pricer import Pricer
 from planner.pricing.step_time import derived

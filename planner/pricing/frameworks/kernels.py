@@ -86,7 +86,7 @@ def _needs(
     """What node i needs under splits. per_split: of each split, the share of the work that the
     busiest device has, and bytes of the node's local operands and results."""
     graph, node = base.graph, base.graph.nodes[i]
-    whole, kind, products = base.rules[i].flops, role(graph, i), 1
+    node_flops, kind, products = base.rules[i].flops, role(graph, i), 1
     trained = base.training and any(o in base.grad for o in node.outputs)
     scores = keys = width = inner = rows = 0
     if kind == ROUTED_EXPERTS:
@@ -95,21 +95,21 @@ def _needs(
     elif kind == "attention":
         q, v = (graph.tensors[node.inputs[slot]].shape for slot in (0, 2))
         scores, keys, width = 2 * (q[3] + v[3]), v[2], q[3]
-    elif kind != CROSS_ENTROPY and whole:
+    elif kind != CROSS_ENTROPY and node_flops:
         products = together(base, i)
     logits = prod(graph.tensors[node.inputs[0]].shape) if kind == CROSS_ENTROPY else 0
     backward = base.backward.get(i, 1.0) if trained else 0.0
     dtype = compute_type(graph, i, pricer.recipe)
     causal = bool(node.attrs.get("causal")) and not node.attrs.get("window")
-    for share, ins, outs in per_split:
-        flops = whole * share
+    for share, operand_bytes, result_bytes in per_split:
+        flops = node_flops * share
         yield KernelNeed(
             role=kind,
             dtype=dtype,
             flops=flops,
             together=flops * products,
-            ins=ins,
-            outs=outs,
+            ins=operand_bytes,
+            outs=result_bytes,
             elements=flops / scores if scores else logits * share,
             backward=backward,
             causal=causal,

@@ -36,7 +36,7 @@ class _Activations:
     """What nodes leave in one microbatch, by place: the fields of FrameworkMemory."""
 
     results: dict[tuple[str, str], float] = field(default_factory=dict)
-    again: dict[tuple[str, str], float] = field(default_factory=dict)
+    recomputed: dict[tuple[str, str], float] = field(default_factory=dict)
     norms_gathered: dict[str, float] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
     logits: float = 0.0
@@ -48,16 +48,16 @@ def memory_of(
     base: GraphFacts, flow: Flow, stages: StageAssignment, pricer: Pricer
 ) -> FrameworkMemory:
     """Read a flow; of the pricer only types and mesh matter."""
-    kept = _kept_bytes(base, flow, stages, pricer)
+    state = _kept_bytes(base, flow, stages, pricer)
     activations = _activations(base, flow, stages, pricer)
     return FrameworkMemory(
         stage_blocks=stages.stage_blocks,
-        parameters=kept["parameters"],
-        gradients=kept["gradients"],
-        state=kept["state"],
+        parameters=state["parameters"],
+        gradients=state["gradients"],
+        state=state["state"],
         gathered=_gathered(base, flow, stages, pricer),
         results=activations.results,
-        again=activations.again,
+        recomputed=activations.recomputed,
         schedule=flow.plan.schedule,
         overlapped=flow.plan.exchanges == BESIDE,
         norms_gathered=activations.norms_gathered,
@@ -130,7 +130,9 @@ def _activations(
             if kind == ROUTED_EXPERTS:
                 size, remade = rows_bytes(base, i, flow.split(i), pricer)
             activations.results[place, kind] = activations.results.get((place, kind), 0.0) + size
-            activations.again[place, kind] = activations.again.get((place, kind), 0.0) + remade
+            activations.recomputed[place, kind] = (
+                activations.recomputed.get((place, kind), 0.0) + remade
+            )
         if kind == "attention":
             q, k, _ = (
                 local_shape(graph.tensors[n].shape, flow.need[i, slot], dict(flow.plan.mesh))

@@ -14,8 +14,8 @@ from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock
 from planner.pricing.cost import Cost
 from planner.pricing.frameworks.memory import memory_of
+from planner.pricing.frameworks.stage_passes import without_bubbles
 from planner.pricing.frameworks.stages import assign_stages
-from planner.pricing.frameworks.turns import without_bubbles
 from planner.pricing.frameworks.work import merged_uses, work_of
 from planner.pricing.pricer import Pricer
 

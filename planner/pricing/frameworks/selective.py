@@ -75,7 +75,7 @@ def _by_operator(base: GraphFacts) -> frozenset[int]:
     """All nodes but attention, experts, sums of the residual stream and every second product of a
     block, the first among them."""
     first, period, repeats = max(base.runs, key=lambda r: r[1] * r[2], default=(0, 0, 1))
-    again, products = set[int](), 0
+    recomputed, products = set[int](), 0
     for i in range(len(base.graph.nodes)):
         if period and first <= i < first + period * repeats and (i - first) % period == 0:
             products = 0
@@ -83,10 +83,10 @@ def _by_operator(base: GraphFacts) -> frozenset[int]:
         if kind in PRODUCTS:
             products += 1
             if products % 2 == 0:
-                again.add(i)
+                recomputed.add(i)
         elif kind not in ("attention", "residual", ROUTED_EXPERTS, CROSS_ENTROPY):
-            again.add(i)
-    return frozenset(again)
+            recomputed.add(i)
+    return frozenset(recomputed)
 
 
 def _modules(graph: Graph) -> dict[str, frozenset[int]]:

@@ -57,7 +57,7 @@ def work_of(
         stage_blocks=stages.stage_blocks,
         repeats=stages.repeats,
         kernels=_kernels(base, flow, stages, pricer),
-        again=_kernels(base, flow, stages, pricer, again=True),
+        recomputed=_kernels(base, flow, stages, pricer, recomputed=True),
         schedule=flow.plan.schedule,
         overlapped=flow.plan.exchanges == BESIDE,
         expert_axes=expert_axes(base, flow),
@@ -120,16 +120,23 @@ def expert_axes(base: GraphFacts, flow: Flow) -> tuple[str, ...]:
 
 
 def _kernels(
-    base: GraphFacts, flow: Flow, stages: StageAssignment, pricer: Pricer, *, again: bool = False
+    base: GraphFacts,
+    flow: Flow,
+    stages: StageAssignment,
+    pricer: Pricer,
+    *,
+    recomputed: bool = False,
 ) -> tuple[tuple[str, float, KernelNeed], ...]:
-    """Work.kernels; again: Work.again, none where the plan has none."""
-    if again and flow.plan.recompute != "block-keep":
+    """Work.kernels; recomputed: Work.recomputed, none where the plan has none."""
+    if recomputed and flow.plan.recompute != "block-keep":
         return ()
     # By id: splits of repeats are one object, and take long to hash.
     counts: dict[tuple[int, int, str], float] = {}
     splits = {id(split): split for split in flow.splits}
     for i, (node, split) in enumerate(zip(base.graph.nodes, flow.splits, strict=True)):
-        if not operator_of(node.op).free and (not again or made_again(base, i, pricer.runtime)):
+        if not operator_of(node.op).free and (
+            not recomputed or made_again(base, i, pricer.runtime)
+        ):
             place = stages.place(i)
             key = (base.shared[i], id(split), place)
             counts[key] = counts.get(key, 0.0) + (1 / stages.repeats if place == BLOCKS else 1.0)
