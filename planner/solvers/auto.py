@@ -143,20 +143,20 @@ def _reduced(
     """Solve what the reduction left. exact: by elimination and leaving options out, no further."""
     began = time.monotonic()
     model = build(problem)
-    first = (
+    eliminated = (
         _eliminated(problem, model, budget, start)
         if bound is None
         else Solution((), "none", bound, "dp")
     )
-    if first.status in ("optimal", "infeasible") or first.stopped:
-        return first
-    start = first.choice or start
+    if eliminated.status in ("optimal", "infeasible") or eliminated.stopped:
+        return eliminated
+    start = eliminated.choice or start
     provable = sum(t.size for t in model.pairs.values()) <= PROVABLE
     if not model.searchable:
         if exact:
-            return first
+            return eliminated
         return _merge(
-            problem, first, _without_search(problem, _left(budget, began), start, provable)
+            problem, eliminated, _without_search(problem, _left(budget, began), start, provable)
         )
     state = search.start(model)
     if start is not None:
@@ -166,37 +166,39 @@ def _reduced(
         min(NARROWING, 0.3 * float(budget.work or DEFAULT_WORK)),
         None if remaining.time_limit_s is None else time.monotonic() + 0.3 * remaining.time_limit_s,
     )
-    kept = narrow.close(state, dp.exact(clock), NARROW / 3, clock)
+    open_options = narrow.close(state, dp.exact(clock), NARROW / 3, clock)
     solution = _answer(problem, state.best, "", int(clock.work))
     if solution.status == "optimal":
-        return _merge(problem, first, solution)
+        return _merge(problem, eliminated, solution)
     remaining = replace(
         _left(budget, began),
         work=None if budget.work is None else max(1, int(budget.work - clock.work)),
     )
-    if kept is not None and sum(map(len, kept)) < FEWER * len(model.cost):
-        return _merge(problem, first, _fewer(problem, kept, remaining, solution, exact))
+    if open_options is not None and sum(map(len, open_options)) < FEWER * len(model.cost):
+        return _merge(
+            problem, eliminated, _fewer(problem, open_options, remaining, solution, exact)
+        )
     if exact:
-        return _merge(problem, first, solution)
+        return _merge(problem, eliminated, solution)
     if not (state.compiled or remaining.time_limit_s):
         return _merge(
             problem,
-            first,
+            eliminated,
             _merge(
                 problem,
                 solution,
                 _without_search(problem, remaining, solution.choice or None, provable),
             ),
         )
-    return _merge(problem, first, _searched(problem, state, remaining, provable))
+    return _merge(problem, eliminated, _searched(problem, state, remaining, provable))
 
 
 def _fewer(
-    problem: Problem, kept: list[np.ndarray], budget: Budget, known: Solution, exact: bool
+    problem: Problem, open_options: list[np.ndarray], budget: Budget, known: Solution, exact: bool
 ) -> Solution:
     """Solve with the options that may be in a choice better than the known one: of all others no
     bound is needed beyond its cost."""
-    reduction = reduce(problem, only=kept)
+    reduction = reduce(problem, only=open_options)
     if reduction.problem is None:
         return known
     start = reduction.restrict(known.choice)

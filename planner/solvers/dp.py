@@ -186,16 +186,16 @@ def _within_memory(
     assert model.memory is not None
     if (model.memory.extreme(False) > model.memory.limit).any():
         return Outcome(None, np.inf, True)
-    kept = affordable(model)
-    if not all(map(len, kept)):
+    affordable_options = affordable(model)
+    if not all(map(len, affordable_options)):
         return Outcome(None, np.inf, True)
-    restricted = restrict(model, kept)
+    restricted = restrict(model, affordable_options)
     if (restricted.memory.extreme(True) <= restricted.memory.limit).all():  # type: ignore[union-attr]
         outcome = solve_model(restricted, clock)
         return (
             outcome
             if outcome.choice is None
-            else replace(outcome, choice=narrow.chosen(kept, outcome.choice))
+            else replace(outcome, choice=narrow.chosen(affordable_options, outcome.choice))
         )
     dual = Dual(model, tree, clock, best_cost=below)
     if start is not None:
@@ -269,10 +269,10 @@ def _fewer(
     clock: Clock,
     caps: tuple[int, ...],
     prove: bool,
-    most: float,
+    most_share: float,
 ) -> Outcome | None:
     """Solved with the options that may be in a better choice by what is least with each under the
-    best prices; None where these are more than a share of `most`."""
+    best prices; None where these are more than `most_share` of all."""
     if not np.isfinite(dual.best_cost) or dual.closed or clock.stopped or tree.entries < LARGE:
         return None
     assert model.memory is not None
@@ -282,21 +282,21 @@ def _fewer(
         - float(price.sum()) * model.memory.limit
     )
     clock.spend(2 * tree.entries)
-    kept = narrow.options(model, least, dual.best_cost + prices.rounding(dual.best_cost))
-    if sum(map(len, kept)) > most * len(model.cost):
+    open_options = narrow.options(model, least, dual.best_cost + prices.rounding(dual.best_cost))
+    if sum(map(len, open_options)) > most_share * len(model.cost):
         return None
-    if not all(map(len, kept)):
+    if not all(map(len, open_options)):
         return Outcome(dual.best, dual.best_cost)
     outcome = solve_model(
-        restrict(model, kept),
+        restrict(model, open_options),
         clock,
-        None if dual.best is None else narrow.places(kept, dual.best),
+        None if dual.best is None else narrow.places(open_options, dual.best),
         caps,
         prove,
         below=dual.best_cost,
     )
     if outcome.choice is not None:
-        dual.offer(narrow.chosen(kept, outcome.choice))
+        dual.offer(narrow.chosen(open_options, outcome.choice))
     return Outcome(dual.best, max(dual.bound, min(outcome.bound, dual.best_cost)))
 
 

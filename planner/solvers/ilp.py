@@ -182,26 +182,26 @@ def solve_reduced(
     )
 
 
-def _first_rows(model: Model, known: np.ndarray | None, most: int = 200) -> set[int]:
+def _first_rows(model: Model, known: np.ndarray | None, most_rows: int = 200) -> set[int]:
     """All memory rows when they are few; else evenly spread ones and those nearest to the limit."""
     memory = model.memory
-    if memory is None or memory.rows <= most:
+    if memory is None or memory.rows <= most_rows:
         return set(range(0 if memory is None else memory.rows))
     load = memory.extreme(True) if known is None else memory.load(known)
-    spread = np.linspace(0, memory.rows - 1, most // 2).astype(int).tolist()
-    return {*spread, *np.argsort(-load, kind="stable")[: most // 2].tolist()}
+    spread = np.linspace(0, memory.rows - 1, most_rows // 2).astype(int).tolist()
+    return {*spread, *np.argsort(-load, kind="stable")[: most_rows // 2].tolist()}
 
 
-def _add_rows(model: Model, rows: set[int], x: np.ndarray, most: int = 40) -> bool:
+def _add_rows(model: Model, rows: set[int], x: np.ndarray, most_rows: int = 40) -> bool:
     """Add the worst overloaded rows that the program does not hold yet, one per stretch of
     overload; False when there is none."""
     memory = model.memory
     assert memory is not None
-    over = memory.load(x) - memory.limit
-    stretch = np.flatnonzero(over > 0)
+    overload = memory.load(x) - memory.limit
+    stretch = np.flatnonzero(overload > 0)
     pieces = np.split(stretch, np.flatnonzero(np.diff(stretch) > 1) + 1)
-    peaks = sorted((int(p[over[p].argmax()]) for p in pieces), key=lambda r: (-over[r], r))
-    fresh = [r for r in peaks if r not in rows][:most]
+    peaks = sorted((int(p[overload[p].argmax()]) for p in pieces), key=lambda r: (-overload[r], r))
+    fresh = [r for r in peaks if r not in rows][:most_rows]
     rows.update(fresh)
     return bool(fresh)
 

@@ -118,11 +118,11 @@ def _descend(
     """One run of the outer recursion under flat strategy costs. [nodes]"""
     offset = model.offset.tolist()
     cost = [flat[a:b] for a, b in pairwise(offset)]
-    near = [list(d.items()) for d in model.adjacent]
+    neighbours = [list(d.items()) for d in model.adjacent]
     lead = [_lead(c) for c in cost]  # own cost over the open minimum, +inf where closed
     messages_to: list[dict[int, np.ndarray]] = [
         {} for _ in range(model.nodes)
-    ]  # told[i][j]: j's message to i, until j changes
+    ]  # messages_to[i][j]: j's message to i, until j changes
     for labels in levels:
         start = lead.copy()
         stale = [True] * model.nodes
@@ -133,11 +133,11 @@ def _descend(
                     continue
                 stale[i] = False
                 total = start[i]
-                heard = messages_to[i]
-                for j, table in near[i]:
-                    message = heard.get(j)
+                messages = messages_to[i]
+                for j, table in neighbours[i]:
+                    message = messages.get(j)
                     if message is None:
-                        message = heard[j] = (table + lead[j]).min(axis=1)
+                        message = messages[j] = (table + lead[j]).min(axis=1)
                         clock.work += table.size
                     total = total + message
                 label = labels[i]
@@ -146,7 +146,7 @@ def _descend(
                     continue
                 lead[i] = _lead(new)
                 changed = True
-                for j, _ in near[i]:
+                for j, _ in neighbours[i]:
                     messages_to[j].pop(i, None)
                     stale[j] = True
             if not changed:
@@ -163,8 +163,8 @@ def _reputation(model: Model, flat: np.ndarray, clock: Clock, passes: int = 2) -
     """Estimated cost of the whole problem given each strategy, up to a constant per node. Flat
     [positions]."""
     offset, n = model.offset.tolist(), model.nodes
-    near = [list(d.items()) for d in model.adjacent]
-    heard: list[dict[int, np.ndarray | float]] = [dict.fromkeys(d, 0.0) for d in model.adjacent]
+    neighbours = [list(d.items()) for d in model.adjacent]
+    messages: list[dict[int, np.ndarray | float]] = [dict.fromkeys(d, 0.0) for d in model.adjacent]
     share = [
         1.0 / max(1, sum(j < i for j in d), sum(j > i for j in d))
         for i, d in enumerate(model.adjacent)
@@ -173,13 +173,13 @@ def _reputation(model: Model, flat: np.ndarray, clock: Clock, passes: int = 2) -
     score = flat.copy()
     for turn in range(2 * passes):
         for i in range(n) if turn % 2 == 0 else range(n - 1, -1, -1):
-            reputation = flat[offset[i] : offset[i + 1]] + sum(heard[i].values())
+            reputation = flat[offset[i] : offset[i + 1]] + sum(messages[i].values())
             score[offset[i] : offset[i + 1]] = reputation
             reputation = reputation * share[i]
-            for j, table in near[i]:
+            for j, table in neighbours[i]:
                 if (j > i) == (turn % 2 == 0):
-                    message = (table + (reputation - heard[i][j])[:, None]).min(axis=0)
-                    heard[j][i] = np.minimum(message - min(message.min(), HIGH), HIGH)
+                    message = (table + (reputation - messages[i][j])[:, None]).min(axis=0)
+                    messages[j][i] = np.minimum(message - min(message.min(), HIGH), HIGH)
                     clock.work += table.size
     return score
 

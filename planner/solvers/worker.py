@@ -47,14 +47,14 @@ def _serve_ilp(problem: Problem, time_s: float, sink: IO[bytes]) -> None:
 def _serve_search(
     problem: Problem, time_s: float, seed: int, sink: IO[bytes], inbox: Inbox
 ) -> None:
-    began, told = time.monotonic(), np.inf
+    began, sent_cost = time.monotonic(), np.inf
     state = search.start(build(problem))
     best = state.best
 
     def tell() -> None:
-        nonlocal told
-        if best.x is not None and best.cost < told:
-            told = best.cost
+        nonlocal sent_cost
+        if best.x is not None and best.cost < sent_cost:
+            sent_cost = best.cost
             put(sink, (best.cost, best.x, best.bound, best.price, False, False))
 
     last = 0.0

@@ -44,7 +44,7 @@ def weight_groups(strategy: Strategy) -> list[WeightGroup]:
             )
             names_by_group.setdefault(key, []).append(str(row["label"]) or name)
     groups = []
-    for (label, shape, dims, dealt), names in names_by_group.items():
+    for (label, shape, dims, stage_count), names in names_by_group.items():
         groups.append(
             WeightGroup(
                 label if len(names) > 1 else names[0],
@@ -52,7 +52,7 @@ def weight_groups(strategy: Strategy) -> list[WeightGroup]:
                 dims,
                 len(names),
                 len(names) * prod(shape),
-                dealt,
+                stage_count,
             )
         )
     return sorted(groups, key=lambda g: -g.elements)

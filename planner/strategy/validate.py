@@ -104,14 +104,16 @@ def _wrong_values(chosen: StepTechniques, mesh: Mapping[str, int]) -> str:
 
 def _wrong_islands(strategy: Decided, chosen: StepTechniques, mesh: Mapping[str, int]) -> str:
     """What is wrong with islands beside mesh, microbatches, other techniques and the machine."""
-    turns, places = chosen.islands, mesh.get(ISLAND, 0)
-    if not turns and ISLAND not in mesh:
+    counts, places = chosen.islands, mesh.get(ISLAND, 0)
+    if not counts and ISLAND not in mesh:
         return ""
-    if len(turns) != places or next(iter(mesh)) != ISLAND:
-        return f"islands {list(turns)} with mesh {dict(mesh)}: one for each place of the first axis"
-    if min(turns) < 1 or sum(turns) != chosen.microbatches or max(turns) < 2:
+    if len(counts) != places or next(iter(mesh)) != ISLAND:
         return (
-            f"islands {list(turns)} of {chosen.microbatches} microbatches: at least one each, two"
+            f"islands {list(counts)} with mesh {dict(mesh)}: one for each place of the first axis"
+        )
+    if min(counts) < 1 or sum(counts) != chosen.microbatches or max(counts) < 2:
+        return (
+            f"islands {list(counts)} of {chosen.microbatches} microbatches: at least one each, two"
             " of one, and all together"
         )
     groups = [int(g["devices"]) for g in strategy.topology.get("groups", ())]

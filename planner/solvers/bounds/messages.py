@@ -148,7 +148,7 @@ def raise_bound(passes: Passes, go_on: Callable[[float], bool], patience: int = 
     passes.fit(passes.x)
 
 
-def floors(passes: Passes, turns: int = 60) -> np.ndarray:
+def floors(passes: Passes, sweeps: int = 60) -> np.ndarray:
     """What a choice that fits costs at least with each option, at the incumbent's prices (from no
     prices where it has none). [positions]"""
     best, model = passes.best, passes.model
@@ -158,7 +158,7 @@ def floors(passes: Passes, turns: int = 60) -> np.ndarray:
         else np.zeros(0 if model.memory is None else model.memory.rows)
     )
     least, value = np.full(len(model.cost), -np.inf), -np.inf
-    for _ in range(turns):
+    for _ in range(sweeps):
         fresh = passes.sweep(price)
         if np.isfinite(value):
             least = np.maximum(least, value + passes.regret)

@@ -51,7 +51,7 @@ class _Colour:
     share: np.ndarray  # [places]
     sent: tuple[tuple[_Sent, ...], tuple[_Sent, ...]]  # to later and to earlier nodes
 
-    def told(self, message: np.ndarray, values: slice) -> np.ndarray:
+    def summed(self, message: np.ndarray, values: slice) -> np.ndarray:
         """Sum of some messages to each place."""
         source, here = self.heard
         return np.bincount(here[values], message[source[values]], len(self.positions))
@@ -141,8 +141,8 @@ class Passes:
         by at least when an option is forced."""
         f, message, bound = self.flat, self.message, 0.0
         for c in self._colours:
-            later = unary[c.positions] + c.told(message, slice(0, c.later))
-            total = later + c.told(message, slice(c.later, None))
+            later = unary[c.positions] + c.summed(message, slice(0, c.later))
+            total = later + c.summed(message, slice(c.later, None))
             regret[c.positions] = total - np.minimum.reduceat(total, c.first)[c.node]
             row, wide, neighbour, here = c.known
             x[c.nodes] = _least(
@@ -151,7 +151,7 @@ class Passes:
             for send in c.sent[0]:
                 send(total * c.share, message)
         for c in reversed(self._colours):
-            total = unary[c.positions] + c.told(message, slice(None))
+            total = unary[c.positions] + c.summed(message, slice(None))
             least = np.minimum.reduceat(total, c.first)
             part = (total - least[c.node]) * c.share
             bound += float(least.sum()) + sum(send(part, message) for send in c.sent[1])

@@ -24,20 +24,21 @@ from planner.solvers.model import Model, restrict
 CAP = 500
 """Labels of a half: enough for a small gap."""
 
-Kept = list[np.ndarray]
+Options = list[np.ndarray]
+"""Of each variable the options that are still looked at, by number. [variables][options]"""
 
 
 def branch(root: Dual) -> None:
     """Halve until nothing better is left or the clock stops; updates the best choice and the
     bound."""
     model, clock = root.model, root.clock
-    heap: list[tuple[float, int, Kept]] = [(root.bound, 0, [np.arange(s) for s in model.sizes])]
+    heap: list[tuple[float, int, Options]] = [(root.bound, 0, [np.arange(s) for s in model.sizes])]
     number = 1
     while heap and not clock.stopped:
-        bound, _, kept = heap[0]
+        bound, _, open_options = heap[0]
         if bound > root.best_cost - 1 + slack(root.best_cost):
             break
-        halves = _halves(root, kept, bound)
+        halves = _halves(root, open_options, bound)
         if clock.stopped:
             break
         heapq.heappop(heap)
@@ -47,21 +48,21 @@ def branch(root: Dual) -> None:
     root.bound = max(root.bound, min(heap[0][0] if heap else np.inf, root.best_cost))
 
 
-def _halves(root: Dual, kept: Kept, bound: float) -> list[tuple[float, Kept]]:
+def _halves(root: Dual, open_options: Options, bound: float) -> list[tuple[float, Options]]:
     """What is still open of these options, in two halves with their bound; nothing when they hold
     no better choice."""
-    small = restrict(root.model, kept)
-    memory, tree = small.memory, compile_tree(small)
+    model = restrict(root.model, open_options)
+    memory, tree = model.memory, compile_tree(model)
     assert memory is not None
     if (memory.extreme(False) > memory.limit).any():
         return []
     if tree is None:  # the order found is larger than that for all options together
         return [
-            (bound, [k[c] for k, c in zip(kept, half, strict=True)])
-            for half in _split(small, [np.arange(s) for s in small.sizes], None)
+            (bound, [k[c] for k, c in zip(open_options, half, strict=True)])
+            for half in _split(model, [np.arange(s) for s in model.sizes], None)
         ]
-    dual = Dual(small, tree, root.clock, best_cost=root.best_cost)
-    if root.best is not None and (known := places(kept, root.best)) is not None:
+    dual = Dual(model, tree, root.clock, best_cost=root.best_cost)
+    if root.best is not None and (known := places(open_options, root.best)) is not None:
         dual.best = known
     maximise(dual)
     if dual.bound == np.inf:  # each choice has a forbidden entry
@@ -69,24 +70,24 @@ def _halves(root: Dual, kept: Kept, bound: float) -> list[tuple[float, Kept]]:
     if not dual.closed and not root.clock.stopped:
         close_gap(dual, CAP, root.clock)
     if dual.best is not None and dual.best_cost < root.best_cost:
-        root.offer(chosen(kept, dual.best))
+        root.offer(chosen(open_options, dual.best))
     if dual.closed or root.clock.stopped:
         return []
     least = (
-        tree.marginals(small.cost + memory.priced(dual.price, len(small.cost)))[1]
+        tree.marginals(model.cost + memory.priced(dual.price, len(model.cost)))[1]
         - float(dual.price.sum()) * memory.limit
     )
     root.clock.spend(2 * tree.entries)
-    inner = options(small, least, root.best_cost + rounding(root.best_cost))
-    if not all(map(len, inner)):
+    still_open = options(model, least, root.best_cost + rounding(root.best_cost))
+    if not all(map(len, still_open)):
         return []
     return [
-        (max(bound, dual.bound), [k[c] for k, c in zip(kept, half, strict=True)])
-        for half in _split(small, inner, dual)
+        (max(bound, dual.bound), [k[c] for k, c in zip(open_options, half, strict=True)])
+        for half in _split(model, still_open, dual)
     ]
 
 
-def _split(model: Model, inner: Kept, dual: Dual | None) -> list[Kept]:
+def _split(model: Model, inner: Options, dual: Dual | None) -> list[Options]:
     """Two halves of the options of the node whose usage differs most, by price where rows have
     one."""
     memory = model.memory

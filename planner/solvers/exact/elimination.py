@@ -73,31 +73,31 @@ def _greedy(
     def score(v: int) -> float:
         return power * logs[v] + sum([logs[u] for u in adjacent[v]])
 
-    now = list(map(score, range(len(sizes))))
-    heap = [(seen, v) for v, seen in enumerate(now)]
+    scores = list(map(score, range(len(sizes))))
+    heap = [(known_score, v) for v, known_score in enumerate(scores)]
     heapq.heapify(heap)
     done = [False] * len(sizes)
     order: list[int] = []
     scopes: list[tuple[int, ...]] = []
     total, ceiling = 0.0, math.log(limit)
     while heap:
-        seen, v = heapq.heappop(heap)
-        if done[v] or seen != now[v]:
+        known_score, v = heapq.heappop(heap)
+        if done[v] or known_score != scores[v]:
             continue
-        near, size = adjacent[v], seen + (1 - power) * logs[v]
-        if size > ceiling or (ceiling < math.inf and len(near) >= MOST_DIMS):
+        neighbours, size = adjacent[v], known_score + (1 - power) * logs[v]
+        if size > ceiling or (ceiling < math.inf and len(neighbours) >= MOST_DIMS):
             return None
         total += math.exp(min(size, 700.0))
         done[v] = True
         order.append(v)
-        scopes.append(tuple(sorted(near)))
-        for u in near:
+        scopes.append(tuple(sorted(neighbours)))
+        for u in neighbours:
             others = adjacent[u]
             others.discard(v)
-            others |= near
+            others |= neighbours
             others.discard(u)
-            if (other := score(u)) != now[u]:
-                now[u] = other
+            if (other := score(u)) != scores[u]:
+                scores[u] = other
                 heapq.heappush(heap, (other, u))
     return order, scopes, total
 
@@ -299,7 +299,7 @@ def compile_tree(
 def tree_of(
     model: Model,
     order: list[int],
-    near: list[tuple[int, ...]],
+    neighbours: list[tuple[int, ...]],
     entries: float,
     integer: bool = False,
 ) -> Tree:
@@ -309,7 +309,7 @@ def tree_of(
     for p, v in enumerate(order):
         position[v] = p
     scope: list[tuple[int, ...]] = [()] * n
-    for v, s in zip(order, near, strict=True):
+    for v, s in zip(order, neighbours, strict=True):
         scope[v] = tuple(sorted(s, key=position.__getitem__))
     home = {(u, v): u if position[u] < position[v] else v for u, v in model.pairs}
     return assembled(

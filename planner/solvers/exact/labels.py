@@ -146,17 +146,17 @@ def _grow(
             labels = _extended(
                 dual, before, v, leaves[p], (strategy[some], parent[some], regret[some], load[some])
             )
-            kept = _pareto(labels, model.sizes)
-            if len(kept) > cap:
+            undominated = _pareto(labels, model.sizes)
+            if len(undominated) > cap:
                 break
-        if len(kept) > cap:
-            by = np.argsort(labels.regret[kept], kind="stable")
-            floor = min(floor, start + float(labels.regret[kept[by[cap]]]))
-            kept = np.sort(kept[by[:cap]])
-        labels = labels.keep(kept)
-        kept = some[kept]
-        trail.append((strategy[kept].astype(np.int32), parent[kept].astype(np.int32)))
-        if not len(kept):
+        if len(undominated) > cap:
+            by = np.argsort(labels.regret[undominated], kind="stable")
+            floor = min(floor, start + float(labels.regret[undominated[by[cap]]]))
+            undominated = np.sort(undominated[by[:cap]])
+        labels = labels.keep(undominated)
+        undominated = some[undominated]
+        trail.append((strategy[undominated].astype(np.int32), parent[undominated].astype(np.int32)))
+        if not len(undominated):
             return None, floor, None
     return _read(dual, labels, order, trail, floor)
 

@@ -35,8 +35,8 @@ def split_tree(model: Model, limit: float = 2e5) -> Tree:
     return tree
 
 
-def _split(model: Model, order: list[int], limit: float, most: float) -> Tree | None:
-    """None where all tables together would have more entries."""
+def _split(model: Model, order: list[int], limit: float, most_entries: float) -> Tree | None:
+    """None where all tables together would have more than `most_entries`."""
     sizes, n = model.sizes, model.nodes
     position = [0] * n
     for p, v in enumerate(order):
@@ -55,32 +55,32 @@ def _split(model: Model, order: list[int], limit: float, most: float) -> Tree | 
     parts: dict[int, list[int]] = {}
     entries = 0.0
     for v in order:
-        together: list[tuple[set[int], list[tuple[int, int] | int]]] = []
-        for inside, size, source in sorted(
+        groups: list[tuple[set[int], list[tuple[int, int] | int]]] = []
+        for scope_of_function, size, source in sorted(
             functions[v], key=lambda f: (-f[1], [position[u] for u in f[0]])
         ):
-            for variables, sources in together:
-                joined = variables.union(inside)
+            for variables, sources in groups:
+                joined = variables.union(scope_of_function)
                 if len(joined) <= MOST_DIMS and math.prod(sizes[u] for u in joined) <= max(
                     limit, size
                 ):
-                    variables.update(inside)
+                    variables.update(scope_of_function)
                     sources.append(source)
                     break
             else:
-                together.append((set(inside), [source]))
-        buckets = [v, *range(len(scope), len(scope) + len(together) - 1)]
-        if len(together) > 1:
+                groups.append((set(scope_of_function), [source]))
+        buckets = [v, *range(len(scope), len(scope) + len(groups) - 1)]
+        if len(groups) > 1:
             parts[v] = buckets
-            scope += [()] * (len(together) - 1)
-            parent += [-1] * (len(together) - 1)
+            scope += [()] * (len(groups) - 1)
+            parent += [-1] * (len(groups) - 1)
         for b, (variables, sources) in zip(
-            buckets, together, strict=False
+            buckets, groups, strict=False
         ):  # a variable without any functions has a bucket all the same
             scope[b] = tuple(sorted(variables - {v}, key=position.__getitem__))
             size = math.prod(sizes[u] for u in scope[b])
             entries += size * sizes[v]
-            if entries > most:
+            if entries > most_entries:
                 return None
             for source in sources:
                 if isinstance(source, tuple):

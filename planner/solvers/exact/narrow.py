@@ -60,8 +60,8 @@ def close(passes: Passes, exact: Exact, room: float, clock: Clock) -> list[np.nd
                 break
         if best.closed or clock.stopped or (best.cost, best.bound) == before:
             break
-    kept = options(model, least, best.cost + rounding(best.cost))
-    return kept if sum(map(len, kept)) < len(model.cost) else None
+    open_options = options(model, least, best.cost + rounding(best.cost))
+    return open_options if sum(map(len, open_options)) < len(model.cost) else None
 
 
 def _solved(passes: Passes, least: np.ndarray, exact: Exact, room: float) -> bool:
@@ -72,10 +72,12 @@ def _solved(passes: Passes, least: np.ndarray, exact: Exact, room: float) -> boo
     level = _level(model, least, best.bound, top, room)
     if level is None:
         return False
-    kept = options(model, least, level)
-    choice, bound = exact(restrict(model, kept), None if best.x is None else places(kept, best.x))
+    open_options = options(model, least, level)
+    choice, bound = exact(
+        restrict(model, open_options), None if best.x is None else places(open_options, best.x)
+    )
     if choice is not None:
-        x = chosen(kept, choice)
+        x = chosen(open_options, choice)
         best.offer(x, model.total(x))
     best.bound = max(best.bound, min(bound, level if level < top or best.x is None else best.cost))
     return best.closed
@@ -89,10 +91,10 @@ def _level(model: Model, least: np.ndarray, low: float, top: float, room: float)
     possible, high = None, top
     for _ in range(HALVINGS):
         level = (low + high) / 2
-        kept = options(model, least, level)
-        if _narrow(model, kept, room):
+        open_options = options(model, least, level)
+        if _narrow(model, open_options, room):
             low = level
-            possible = level if all(map(len, kept)) else possible
+            possible = level if all(map(len, open_options)) else possible
         else:
             high = level
     return possible
@@ -106,22 +108,22 @@ def options(model: Model, least: np.ndarray, level: float) -> list[np.ndarray]:
     ]
 
 
-def places(kept: list[np.ndarray], x: np.ndarray) -> np.ndarray | None:
-    """A choice in terms of the options kept; None where it has another one. [nodes]"""
-    positions = [np.flatnonzero(k == c) for k, c in zip(kept, x.tolist(), strict=True)]
+def places(open_options: list[np.ndarray], x: np.ndarray) -> np.ndarray | None:
+    """A choice as places among the options that are open; None where it has another one. [nodes]"""
+    positions = [np.flatnonzero(k == c) for k, c in zip(open_options, x.tolist(), strict=True)]
     return np.concatenate(positions) if all(map(len, positions)) else None
 
 
-def chosen(kept: list[np.ndarray], choice: np.ndarray) -> np.ndarray:
-    """The choice of the whole model for one of the options kept. [nodes]"""
-    return np.array([int(k[c]) for k, c in zip(kept, choice.tolist(), strict=True)])
+def chosen(open_options: list[np.ndarray], choice: np.ndarray) -> np.ndarray:
+    """The choice of the whole model for one of the open options. [nodes]"""
+    return np.array([int(k[c]) for k, c in zip(open_options, choice.tolist(), strict=True)])
 
 
-def _narrow(model: Model, kept: list[np.ndarray], room: float) -> bool:
+def _narrow(model: Model, options_of: list[np.ndarray], room: float) -> bool:
     """True when the elimination of these options has room."""
-    adjacent: list[set[int]] = [set() for _ in kept]
+    adjacent: list[set[int]] = [set() for _ in options_of]
     for u, v in model.pairs:
         adjacent[u].add(v)
         adjacent[v].add(u)
-    order = order_of([len(k) for k in kept], adjacent, room)
+    order = order_of([len(k) for k in options_of], adjacent, room)
     return order is not None and order[2] <= room

@@ -29,9 +29,9 @@ class Changes:
         wide = self.sizes[self.owner]
         self.entry = np.repeat(
             np.arange(len(wide)), wide
-        )  # [values told] of one entry after the other: one value per option of its node
+        )  # [values] the entry of each: one value per option of its node
         within = np.arange(len(self.entry)) - np.repeat(np.cumsum(wide) - wide, wide)
-        self.told = flat.offset[self.owner][self.entry] + within  # position
+        self.added_to = flat.offset[self.owner][self.entry] + within  # the option, by position
         self.column = (
             flat.place[flat.back][self.entry] + within
         )  # place in the neighbour's table, first row
@@ -62,13 +62,13 @@ class Changes:
         tables = f.table[f.place[a] + x[self.owner[a]] * self.sizes[f.other[a]] + x[f.other[a]]]
         return float(f.cost[f.offset[:-1] + x].sum() + tables.sum())
 
-    def beside(self, x: np.ndarray, told: np.ndarray | slice = slice(None)) -> np.ndarray:
+    def beside(self, x: np.ndarray, values: np.ndarray | slice = slice(None)) -> np.ndarray:
         """What tables add to each option beside the neighbours' choice: of all of them, or of some
-        of the values told. [positions]"""
-        f, entry = self.flat, self.entry[told]
+        of the values that entries hand to their neighbours. [positions]"""
+        f, entry = self.flat, self.entry[values]
         return np.bincount(
-            self.told[told],
-            f.table[self.column[told] + x[f.other[entry]] * self.sizes[self.owner[entry]]],
+            self.added_to[values],
+            f.table[self.column[values] + x[f.other[entry]] * self.sizes[self.owner[entry]]],
             len(f.cost),
         )
 

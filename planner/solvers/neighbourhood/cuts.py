@@ -117,12 +117,12 @@ def draw(f, most, room, luck, tie):
         count[v] = f.first[v + 1] - f.first[v]
         first[v], room_of[v] = used, 2 * count[v] + 8
         used += room_of[v]
-    near = np.empty(4 * used, np.int64)
+    neighbours = np.empty(4 * used, np.int64)
     size, stamp, gone = logs.copy(), np.zeros(n, np.int64), np.zeros(n, np.bool_)
     for v in range(n):
         for k in range(count[v]):
             u = f.other[f.first[v] + k]
-            near[first[v] + k] = u
+            neighbours[first[v] + k] = u
             size[v] += logs[u]
     heap = [(size[v] + tie[v], v, 0) for v in range(n)]
     heapq.heapify(heap)
@@ -130,18 +130,18 @@ def draw(f, most, room, luck, tie):
     scope_first, scope = np.zeros(n + 1, np.int64), np.empty(8 * n + 64, np.int64)
     steps, filled, total, limit = 0, 0, 0.0, math.log(most)
     while len(heap):
-        _, v, seen = heapq.heappop(heap)
-        if gone[v] or seen != stamp[v]:
+        _, v, stamp_then = heapq.heappop(heap)
+        if gone[v] or stamp_then != stamp[v]:
             continue
         sent = math.exp(min(size[v] - logs[v], 700.0))
         fits = size[v] <= limit and total + sent <= room
-        out = v
+        removed = v
         if fits:
             total += sent
             if filled + count[v] > len(scope):
                 scope = np.concatenate((scope, np.empty(len(scope), np.int64)))
             for a in range(first[v], first[v] + count[v]):
-                scope[filled] = near[a]
+                scope[filled] = neighbours[a]
                 filled += 1
             order[steps], position[v] = v, steps
             steps += 1
@@ -149,36 +149,40 @@ def draw(f, most, room, luck, tie):
         else:
             weight = count[v] * luck[v]
             for a in range(first[v], first[v] + count[v]):
-                u = near[a]
+                u = neighbours[a]
                 if count[u] * luck[u] > weight:
-                    out, weight = u, count[u] * luck[u]
-        gone[out] = True
-        begin, many = first[out], count[out]
+                    removed, weight = u, count[u] * luck[u]
+        gone[removed] = True
+        begin, many = first[removed], count[removed]
         for a in range(begin, begin + many):
-            _drop(near, first, count, near[a], out)
-            size[near[a]] -= logs[out]
+            _drop(neighbours, first, count, neighbours[a], removed)
+            size[neighbours[a]] -= logs[removed]
         if fits:
             for a in range(begin, begin + many):
                 for b in range(a + 1, begin + many):
-                    u, w = near[a], near[b]
+                    u, w = neighbours[a], neighbours[b]
                     less = count[u] <= count[w]
-                    if _has(near, first, count, u if less else w, w if less else u):
+                    if _has(neighbours, first, count, u if less else w, w if less else u):
                         continue
                     for i, j in ((u, w), (w, u)):
                         if count[i] == room_of[i]:
-                            if used + 2 * room_of[i] > len(near):
-                                near = np.concatenate((near, np.empty(len(near), np.int64)))
-                            near[used : used + count[i]] = near[first[i] : first[i] + count[i]]
+                            if used + 2 * room_of[i] > len(neighbours):
+                                neighbours = np.concatenate(
+                                    (neighbours, np.empty(len(neighbours), np.int64))
+                                )
+                            neighbours[used : used + count[i]] = neighbours[
+                                first[i] : first[i] + count[i]
+                            ]
                             first[i], room_of[i] = used, 2 * room_of[i]
                             used += room_of[i]
-                        near[first[i] + count[i]] = j
+                        neighbours[first[i] + count[i]] = j
                         count[i] += 1
                         size[i] += logs[j]
         for a in range(begin, begin + many):
-            u = near[a]
+            u = neighbours[a]
             stamp[u] += 1
             heapq.heappush(heap, (size[u] + tie[u], u, stamp[u]))
-        if out != v:
+        if removed != v:
             stamp[v] += 1
             heapq.heappush(heap, (size[v] + tie[v], v, stamp[v]))
     filled = _in_order(order[:steps], position, scope_first, scope)
@@ -303,9 +307,10 @@ def _gather_messages(d, t, order, messages, table):
 
 
 @njit(cache=True, fastmath={"nnan", "ninf", "nsz"})
-def _send(d, k, many, at, table, room, value):
-    """Write a step's message into `value` from `at` on: for each choice of the k axes, first one
-    fastest, the least over its d options of what was gathered, `many` messages of it."""
+def _send(d, k, message_count, position, table, room, value):
+    """Write a step's message into `value` from `position` on: for each choice of the k axes, first
+    one fastest, the least over its d options of what was gathered, `message_count` messages of it.
+    """
     start, stride, digit, acc, row = table.start, table.stride, room.digit, room.acc, room.row
     for i in range(k):
         digit[i] = 0
@@ -318,7 +323,7 @@ def _send(d, k, many, at, table, room, value):
                 for s in range(d):
                     acc[s] += table.single[i, digit[i] * d + s]
         lively = 0
-        for p in range(many):
+        for p in range(message_count):
             place = start[p]
             for i in range(1, k):
                 place += digit[i] * stride[p, i]
@@ -345,8 +350,8 @@ def _send(d, k, many, at, table, room, value):
             best = row[0]
             for s in range(1, d):
                 best = min(best, row[s])
-            value[at] = best
-            at += 1
+            value[position] = best
+            position += 1
         i = 1
         while i < k:
             digit[i] += 1

@@ -22,7 +22,7 @@ class Cut:
     changes: Changes
     free: np.ndarray  # [free nodes]
     positions: np.ndarray  # [positions of free nodes]
-    beside: np.ndarray  # [values told] what kept nodes tell free ones, see `Changes`
+    beside: np.ndarray  # [values] what conditioned nodes add to free ones, see `Changes`
     tree: Tree
 
     def eliminate(self, unary: np.ndarray, x: np.ndarray) -> None:
@@ -79,29 +79,29 @@ def draw(
     times `luck` is kept. tie: of equal sizes, the least goes first.
     """
     ends, other, chance = flat.first.tolist(), flat.other.tolist(), luck.tolist()
-    near = [set(other[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+    neighbours = [set(other[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
     logs, most, total = np.log(np.diff(flat.offset)).tolist(), math.log(limit) + 1e-9, 0.0
-    size = [logs[v] + sum(logs[u] for u in row) for v, row in enumerate(near)]
+    size = [logs[v] + sum(logs[u] for u in row) for v, row in enumerate(neighbours)]
     first = tie.tolist()
-    heap = [(size[v] + first[v], v) for v in range(len(near))]
+    heap = [(size[v] + first[v], v) for v in range(len(neighbours))]
     heapq.heapify(heap)
-    order, scopes, gone = list[int](), list[tuple[int, ...]](), [False] * len(near)
+    order, scopes, gone = list[int](), list[tuple[int, ...]](), [False] * len(neighbours)
     while heap:
         score, v = heapq.heappop(heap)
         if gone[v] or score != size[v] + first[v]:
             continue
         table = math.exp(min(size[v], 700.0))
-        fits = size[v] <= most and total + table <= room and len(near[v]) < MOST_DIMS
+        fits = size[v] <= most and total + table <= room and len(neighbours[v]) < MOST_DIMS
         if fits:
             node = v
             order.append(v)
-            scopes.append(tuple(near[v]))
+            scopes.append(tuple(neighbours[v]))
             total += table
         else:
-            node = max((v, *near[v]), key=lambda u: len(near[u]) * chance[u])
-        gone[node], around = True, near[node]
+            node = max((v, *neighbours[v]), key=lambda u: len(neighbours[u]) * chance[u])
+        gone[node], around = True, neighbours[node]
         for u in around:
-            row = near[u]
+            row = neighbours[u]
             row.discard(node)
             size[u] -= logs[node]
             if fits:

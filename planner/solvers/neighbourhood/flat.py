@@ -43,16 +43,18 @@ def high_of(model: Model) -> float:
     """Stands for a forbidden entry of a model: no real cost comes near, nor a price of memory that
     pays; and not so much more that what is added to it and taken off again (messages are) would
     lose what costs differ by."""
-    most = float(
+    highest_own = float(
         np.maximum.reduceat(
             np.where(np.isfinite(model.cost), np.abs(model.cost), 0.0), model.offset[:-1]
         ).sum()
     )
-    tables = {
+    highest_of = {
         id(t): float(np.where(np.isfinite(t), np.abs(t), 0.0).max(initial=0.0))
         for t in model.pairs.values()
     }
-    return min(HIGH, ABOVE * (1.0 + most + sum(tables[id(t)] for t in model.pairs.values())))
+    return min(
+        HIGH, ABOVE * (1.0 + highest_own + sum(highest_of[id(t)] for t in model.pairs.values()))
+    )
 
 
 def flatten(model: Model) -> Flat:

@@ -201,14 +201,14 @@ def _finish(state: State, count: int) -> Reduction:
         if (n := state.usage[i]) is not None
         for s, u in zip(n.spans.tolist(), n.use, strict=True)
     ]
-    kept = np.array(alive, np.int64)
+    original = np.array(alive, np.int64)
     if state.constant or state.base.any() or not alive:
         cuts = np.flatnonzero(np.diff(state.base, prepend=-1, append=-1)).tolist()
         live += [
             (len(alive), [a, b], state.base[a : a + 1]) for a, b in pairwise(cuts) if state.base[a]
         ]
         cost.append(np.array([int(state.constant)], np.int64))
-        kept = np.append(kept, -1)
+        original = np.append(original, -1)
     problem = Problem(
         tuple(cost),
         np.array(ends, np.int64).reshape(-1, 2),
@@ -219,4 +219,4 @@ def _finish(state: State, count: int) -> Reduction:
         tuple(u.astype(np.int64) for _, _, u in live),
         state.limit,
     )
-    return Reduction(problem, tuple(state.trail), kept, count)
+    return Reduction(problem, tuple(state.trail), original, count)

@@ -217,7 +217,7 @@ def _end_to_end(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, n
     return size, np.cumsum(size) - size, np.concatenate(arrays).astype(np.int64)
 
 
-def drop_rows(state: State, turns: int = 4) -> None:
+def drop_rows(state: State, rounds: int = 4) -> None:
     """Forget rows that no choice can exceed, and rows that a neighbour row always exceeds; a row
     above its least use is a proof."""
     for i in range(len(state.usage)):
@@ -228,7 +228,7 @@ def drop_rows(state: State, turns: int = 4) -> None:
     add_rise(state)
     base = state.base
     single, several = _sorted_out(state)
-    for _ in range(turns):
+    for _ in range(rounds):
         rows = len(base)
         sums = Sums(*(np.zeros(rows + 1, np.int64) for _ in range(4)))
         single.count(sums)
