@@ -25,9 +25,6 @@ from planner.ops.lookup import rule_of
 from planner.sharding.layout import Axes
 from planner.sharding.rule import Dim, KernelCollective, Rule, Split
 
-Element = tuple[int, str, int]
-"""(body, tensor, dim)"""
-
 
 @dataclass(frozen=True)
 class Region:

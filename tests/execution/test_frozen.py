@@ -125,14 +125,16 @@ def test_a_space_has_what_the_price_of_a_plan_has(
 
 def test_the_rank_of_adapters_stays_whole_in_a_search() -> None:
     """Each adapter has the choices of its batch and of what its weight is cut along."""
-    space = space_of(MODEL, model=2, lora=LORA)
+    space, ends = space_of(MODEL, model=2, lora=LORA), set[str]()
     for v in (v for v in space.variables if v.kind == "op"):
         node, rule = space.base.graph.nodes[v.node], space.base.rules[v.node]
         if node.id.endswith(("lora_A", "lora_B")):
+            ends.add(node.id[-1])
             (rank,) = rule.results[0][-1] if node.id.endswith("A") else rule.operands[0][-1]
             assert len(v.splits) > 4 and not any(s.axes(rank) for s in v.splits), node.id
             full = space.base.reachable(v.node, candidates(rule, space.pricer.sizes))
             assert set(v.splits) < set(full)
+    assert ends == {"A", "B"}
 
 
 def test_a_device_of_a_framework_stores_its_piece() -> None:

@@ -402,7 +402,7 @@ def test_stored_indices_stay_inside_their_tables() -> None:
     outside."""
     graph = Model.open("zoo:bert-large", Workload(kind="infer", batch=8), 8).graph(1)
     small = shrink(graph)
-    extents = Extents(small)
+    extents, stored = Extents(small), 0
     for look in extents.lookups:
         value = small.constants.get(look.leaf)
         if value is None and small.weights[look.leaf].kind == "inline":
@@ -410,6 +410,8 @@ def test_stored_indices_stay_inside_their_tables() -> None:
         if value is not None:
             column = value if look.column is None else value[..., look.column]
             assert column.max() < small.tensors[look.table].shape[look.axis]
+            stored += 1
+    assert stored
 
 
 def test_it_is_said_that_programs_wait_for_rows_that_a_framework_sends_beside_kernels() -> None:
