@@ -11,6 +11,7 @@ from planner.execution.gated_units import GatedUnits, gated_units
 from planner.execution.layout_flow import zero_stage_frozen
 from planner.execution.loops import loopable_blocks
 from planner.graph.ir import Graph
+from planner.ops import operator_of
 from planner.sharding.rule import Rule
 
 
@@ -55,6 +56,11 @@ class BasicFacts:
             for first, period, repeats in self.loops
             for i in range(first, first + period * repeats)
         )
+
+    @cached_property
+    def loops_experts(self) -> bool:
+        """Whether repeated blocks that a loop serves have routed experts."""
+        return any(operator_of(self.graph.nodes[i].op).kind == "experts" for i in self.looped)
 
     @cached_property
     def nodes_in_repeat(self) -> Mapping[int, tuple[int, ...]]:

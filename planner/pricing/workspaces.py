@@ -11,7 +11,6 @@ import numpy as np
 from planner.analysis.facts import GraphFacts
 from planner.execution.layout_flow import Flow
 from planner.execution.plan import Plan
-from planner.ops import operator_of
 from planner.pricing.kernels import working_bytes
 from planner.pricing.pricer import Pricer
 from planner.pricing.saved_activations import repeat_is_apart
@@ -80,10 +79,8 @@ def gathered_blocks(base: GraphFacts, pricer: Pricer, copies: int = 1) -> int:
     microbatches that run at the same time, where experts' kernels make the gradients of all their
     weights together, beside those of the repeat before, which the compiler scatters while this one
     runs."""
-    nodes = base.graph.nodes
-    experts = any(operator_of(nodes[i].op).kind == "experts" for i in base.looped)
     ours = pricer.topology.device.kind == "gpu" and not base.written_out
-    return GATHERED_BLOCKS + copies * (experts and ours)
+    return GATHERED_BLOCKS + copies * (base.loops_experts and ours)
 
 
 def scatters_later(base: GraphFacts, pricer: Pricer, recompute: str) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +22,8 @@ from planner.solvers.model import INF_INT
 
 LARGE = 4096
 """Entries of a table from which on its parts are added up before they are as large as it."""
+SAMPLED = 64
+"""Entries of a table that are compared before all of them are."""
 
 
 class Step(NamedTuple):
@@ -103,16 +104,13 @@ def alike(groups: Sequence[Group], base: Sequence[Sequence[np.ndarray]]) -> list
     tables and of messages of such groups, in the same axes; None of a group that is like no
     other."""
     number: dict[tuple[object, ...], int] = {}
-    content: dict[tuple[object, ...], int] = {}
+    content = _Contents()
     of_bucket: dict[int, tuple[int, int]] = {}
     kinds = []
     for _, steps in groups:
         key = []
         for bucket, own_costs, children, in_place, _, _ in steps:
-            pairs = tuple(
-                content.setdefault((t.shape, blake2b(t.tobytes()).digest()), len(content))
-                for t in base[bucket]
-            )
+            pairs = tuple(content.number(table) for table in base[bucket])
             sent = tuple((of_bucket[c], shape) for c, shape in children)
             key.append((pairs, sent, own_costs and own_costs[2], in_place))
         kind = number.setdefault(tuple(key), len(number))
@@ -120,6 +118,26 @@ def alike(groups: Sequence[Group], base: Sequence[Sequence[np.ndarray]]) -> list
         kinds.append(kind)
     count = Counter(kinds)
     return [kind if count[kind] > 1 else None for kind in kinds]
+
+
+class _Contents:
+    """Numbers of tables, which equal ones share."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._with_sample: dict[tuple[object, ...], list[tuple[np.ndarray, int]]] = {}
+
+    def number(self, table: np.ndarray) -> int:
+        """That of a table: it is compared to those alone that some entries of it are equal to."""
+        flat = table.reshape(-1)
+        sample = table.shape, flat[:: 1 + len(flat) // SAMPLED].tobytes()
+        those = self._with_sample.setdefault(sample, [])
+        for other, number in those:
+            if np.array_equal(table, other):
+                return number
+        those.append((table, self._count))
+        self._count += 1
+        return self._count - 1
 
 
 def _in_place(
