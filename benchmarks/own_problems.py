@@ -25,8 +25,9 @@ from planner.pricing.pricer import Pricer
 from planner.search.build_request import make_request
 from planner.search.search import Search
 from planner.solvers.problem import Budget, Problem, evaluate
-from planner.space.assemble import Techniques, assemble
+from planner.space.assemble import assemble
 from planner.space.build import build_space
+from planner.space.techniques import Techniques
 from planner.whatif.per_layer import without_sharing
 from planner.workload.model import Model, Workload
 

@@ -106,8 +106,9 @@ def built(study: str, value: int) -> Problem:
     from planner.search.search import Search
     from planner.sharding.layout_table import LayoutTable
     from planner.sharding.rule import Limits
-    from planner.space.assemble import Techniques, assemble
+    from planner.space.assemble import assemble
     from planner.space.build import build_space
+    from planner.space.techniques import Techniques
     from planner.whatif.per_layer import without_sharing
     from planner.workload.model import Model, Workload
 

@@ -125,7 +125,8 @@ def search_s(layers: int, devices: int, solver: str) -> tuple[float, float, floa
     from planner.machine.mesh_choices import two_axes
     from planner.search.build_request import make_request
     from planner.search.search import Search
-    from planner.space.assemble import Techniques, assemble
+    from planner.space.assemble import assemble
+    from planner.space.techniques import Techniques
     from planner.support.gc_pause import seldom_collecting
     from planner.workload.model import Model, Workload
 

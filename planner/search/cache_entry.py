@@ -29,8 +29,9 @@ from planner.search.stage_cuts import with_cuts
 from planner.sharding.layout import Layout
 from planner.sharding.rule import Limits, Split, legal
 from planner.solvers.problem import evaluate
-from planner.space.assemble import PICO, Techniques, assemble
+from planner.space.assemble import PICO, assemble
 from planner.space.build import build_space
+from planner.space.techniques import Techniques
 from planner.space.variables import Space, Variable
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from planner.solvers.problem import Solution
 if TYPE_CHECKING:
     from planner.search.request import Candidate
     from planner.search.solving import Solving
-    from planner.space.assemble import Techniques
+    from planner.space.techniques import Techniques
 
 FINALISTS = 8
 """Plans that are tried, those first that would gain the most if all hid."""

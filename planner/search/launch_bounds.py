@@ -12,7 +12,7 @@ from planner.execution.save_policies import BLOCK
 from planner.execution.techniques import DUALPIPE
 from planner.ops import operator_of
 from planner.pricing.pricer import Pricer
-from planner.space.assemble import Techniques
+from planner.space.techniques import Techniques
 
 PASSES = 3
 """Kernels of a pass forward are started once, those of one backward are twice as many."""

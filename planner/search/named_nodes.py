@@ -25,8 +25,9 @@ from planner.search.named_policy_bounds import NamedRelaxation, Outlook
 from planner.search.node_bounds import SAME
 from planner.search.relaxation import Relaxation
 from planner.search.search_node import SearchNode
-from planner.space.assemble import Techniques, least_usage, seconds_of, usage_of
+from planner.space.assemble import least_usage, seconds_of, usage_of
 from planner.space.option_arrays import arrays_of
+from planner.space.techniques import Techniques
 from planner.space.variables import Space
 
 SOLVES, POLICIES, NEARBY = 4, 2, 2

@@ -26,8 +26,10 @@ from planner.execution.block_values import block_values
 from planner.execution.save_policies import saving
 from planner.pricing.loop_copies import copied
 from planner.search.relaxation import Relaxation, units
-from planner.space.assemble import Techniques, least_working, parts_of_stage, slowdown
+from planner.space.assemble import least_working
 from planner.space.named_policies import bytes_of_value
+from planner.space.stage_shares import parts_of_stage, slowdown
+from planner.space.techniques import Techniques
 from planner.space.variables import Space
 
 SETTLED = 24

@@ -30,19 +30,21 @@ from planner.solvers.exact.minibucket import split_tree
 from planner.solvers.model import Model, restrict
 from planner.space.assemble import (
     PICO,
-    Techniques,
     bytes_of,
-    has_uneven_stages,
     least_working,
-    link_scale,
-    parts_of_stage,
     recomputed_link_shares,
     seconds_of,
-    slowdown,
     split_waits_s,
-    ticking,
 )
 from planner.space.handover import handover_s
+from planner.space.stage_shares import (
+    has_uneven_stages,
+    link_scale,
+    parts_of_stage,
+    slowdown,
+    ticking,
+)
+from planner.space.techniques import Techniques
 from planner.space.variables import Space
 
 PRICES, FIRST_PRICE, RISE, WIDE_STEP, LEAST_STEP, CLOSE = 8, 0.05, 4.0, 8, 2, 1e-3

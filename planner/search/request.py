@@ -36,8 +36,8 @@ from planner.pricing.bucketing import OPEN
 from planner.pricing.cost import Cost
 from planner.pricing.written_out import LONGEST
 from planner.solvers.problem import Problem
-from planner.space.assemble import Techniques
 from planner.space.propagation import MODES
+from planner.space.techniques import Techniques
 from planner.space.variables import Space
 
 TIE, TIE_MEMORY = 1e-3, 1e-2

@@ -28,7 +28,9 @@ from planner.search.relaxation import Relaxation
 from planner.search.search_node import SearchNode
 from planner.solvers.exact.elimination import Tree
 from planner.solvers.model import Model
-from planner.space.assemble import Techniques, least_usage, link_scale, parts_of_stage
+from planner.space.assemble import least_usage
+from planner.space.stage_shares import link_scale, parts_of_stage
+from planner.space.techniques import Techniques
 from planner.space.variables import Link, Space
 
 

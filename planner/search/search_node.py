@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from planner.execution.techniques import RECOMPUTE
 from planner.solvers.problem import Problem, Solution
-from planner.space.assemble import Techniques
+from planner.space.techniques import Techniques
 
 if TYPE_CHECKING:
     from planner.search.solving import Solving

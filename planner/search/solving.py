@@ -33,7 +33,6 @@ from planner.solvers.exact.elimination import Scratch
 from planner.solvers.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
 from planner.space.assemble import (
     PICO,
-    Techniques,
     assemble,
     has_liveness,
     least_usage,
@@ -41,6 +40,7 @@ from planner.space.assemble import (
     usage_of,
 )
 from planner.space.build import splits_of
+from planner.space.techniques import Techniques
 from planner.space.variables import Space
 from planner.workload.model import Model
 from planner.workload.user_loss import is_user_loss

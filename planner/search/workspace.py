@@ -22,11 +22,11 @@ from planner.search.request import Request
 from planner.sharding.layout import STAGE
 from planner.sharding.layout_table import LayoutTable
 from planner.sharding.rule import Limits, legal
-from planner.space.assemble import share_outside
 from planner.space.build import build_space
 from planner.space.families import Allowed, restrict
 from planner.space.handover import least_handover_s
 from planner.space.propagation import MODES
+from planner.space.stage_shares import share_outside
 from planner.space.variables import Space
 from planner.support.weak_method import weakly
 from planner.workload.model import Model

@@ -21,23 +21,16 @@ of the longest can be below.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from costmodels.frameworks.peak_memory import in_flight
 from costmodels.liveness import temporary_bytes
-from planner.execution.pipeline import Pipeline, Schedule
-from planner.execution.plan import Plan
 from planner.execution.save_policies import is_named
-from planner.execution.techniques import DUALPIPE, STRUCTURAL, ZB_H1
-from planner.machine.topology import Mesh
+from planner.execution.techniques import DUALPIPE
 from planner.ops.residuals import reads
-from planner.pricing.frameworks.stages import share_layers_before
 from planner.pricing.saved_activations import repeat_is_apart, takes_repeats_whole
-from planner.sharding.rule import Split
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.axis_choices import axis_choices
 from planner.space.handover import handover_s
@@ -53,54 +46,16 @@ from planner.space.liveness_points import (
 )
 from planner.space.named_policies import policy_costs
 from planner.space.option_arrays import again_s, arrays_of, copied_s
+from planner.space.stage_shares import (
+    has_uneven_stages,
+    link_scale,
+    stage_shares,
+    weights_apart_schedule,
+)
+from planner.space.techniques import Techniques
 from planner.space.variables import Space, Variable
 
 PICO = 1e12
-MOST_SLOWDOWN = 2.0
-"""Ticks per microbatch of the shortest pipelines that are searched: at least stages - 1
-microbatches."""
-
-
-@dataclass(frozen=True)
-class Techniques:
-    """Structural choices around one solve. recompute: none | block | block-keep (collective results
-    saved) | save:NAMES (planner.execution.save_policies). schedule, virtual_stages: of pipeline
-    stages, where the space's mesh has some. microbatches: 0 stands for as many as would hide the
-    bubble, in bounds.
-    """
-
-    zero_stage: int = 0
-    recompute: str = "none"
-    microbatches: int = 1
-    schedule: str = "1f1b"
-    virtual_stages: int = 1
-
-    @classmethod
-    def of(cls, plan: Plan) -> Techniques:
-        """The techniques of a plan."""
-        return cls(**{t.field: getattr(plan, t.field) for t in STRUCTURAL})
-
-    def plan(
-        self,
-        mesh: Mesh,
-        splits: Mapping[str, Split],
-        runs: tuple[tuple[int, int, int], ...],
-        **others: Any,
-    ) -> Plan:
-        """The plan of these techniques on a mesh, with its splits and repeated blocks. others:
-        fields of Plan that are no structural choice."""
-        values = {t.field: getattr(self, t.field) for t in STRUCTURAL if not t.staged}
-        if mesh.stages > 1:
-            values["schedule"] = self.schedule
-        return Plan(
-            mesh=mesh.shape,
-            splits=splits,
-            repeated_blocks=runs,
-            zero_axes=mesh.zero_axes,
-            virtual_stages=self.virtual_stages,
-            **values,
-            **others,
-        )
 
 
 def assemble(
@@ -112,7 +67,7 @@ def assemble(
     unit_s: float = 1 / PICO,
     liveness: bool = False,
 ) -> Problem:
-    """The problem in integers: `unit_s` (picoseconds) and bytes; impossible conversions are
+    """The problem in integers: `unit_s` (picoseconds) and bytes; impossible reshards are
     FORBIDDEN.
 
     uncut: the space is that of the whole batch, or of larger microbatches (`Space.parts` of them, a
@@ -274,7 +229,7 @@ def seconds_of(
     arrays, micro = arrays_of(space), techniques.microbatches
     zero, costs, recompute = techniques.zero_stage, arrays.costs, recomputes(space, techniques)
     one_pass_s = arrays.pass_s + again_s(space, recompute) if recompute else arrays.pass_s
-    shares, least = _stage_shares(space, techniques), max(micro, space.parts if uncut else 1)
+    shares, least = stage_shares(space, techniques), max(micro, space.parts if uncut else 1)
     weights, written_out = (
         costs.grad_reduce_per_microbatch_s[zero],
         _written_out(space, techniques, copies),
@@ -288,7 +243,7 @@ def seconds_of(
     seconds: np.ndarray = arrays.count * (times * one_pass_s + least * weights) + times * copied
     if shares is not None:
         seconds = seconds * shares.passes
-        if schedule := _apart(space, techniques):
+        if schedule := weights_apart_schedule(space, techniques):
             fewer = (schedule.ticks - schedule.weight_ticks) / micro
             seconds = seconds - fewer * times * arrays.count * costs.weights_apart_s
     per_step = costs.grad_reduce_per_step_s[zero]
@@ -318,10 +273,14 @@ def split_waits_s(space: Space, techniques: Techniques) -> np.ndarray:
     waits = arrays_of(space).waits_s
     again = techniques.recompute if techniques.recompute in waits else "none"
     extra_s: np.ndarray = max(0, techniques.microbatches - space.parts) * waits[again]
-    if (shares := _stage_shares(space, techniques)) is None:
+    if (shares := stage_shares(space, techniques)) is None:
         return extra_s
     # Of gradients made apart the bubble's passes have none.
-    return extra_s * shares.share * (1.0 if _apart(space, techniques) else shares.passes)
+    return (
+        extra_s
+        * shares.share
+        * (1.0 if weights_apart_schedule(space, techniques) else shares.passes)
+    )
 
 
 def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
@@ -335,7 +294,7 @@ def _state_and_saved(
     space: Space, techniques: Techniques, uncut: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """The two of `bytes_of`. [options] each"""
-    arrays, shares = arrays_of(space), _stage_shares(space, techniques)
+    arrays, shares = arrays_of(space), stage_shares(space, techniques)
     costs, recompute = arrays.costs, recomputes(space, techniques)
     whole = takes_repeats_whole(space.base, space.pricer, techniques.zero_stage)
     one_repeat = _one_repeat(space, recompute) if recompute or whole else 0.0
@@ -353,149 +312,19 @@ def _state_and_saved(
     if micro > 1:
         state = state + arrays.grad_accumulator_bytes[zero]
     if shares is not None:
-        saved = shares.saved_microbatches * shares.held * (saved - one_repeat) + one_repeat
-        if schedule := _apart(space, techniques):
+        saved = shares.saved_microbatches * shares.stored * (saved - one_repeat) + one_repeat
+        if schedule := weights_apart_schedule(space, techniques):
             again = recompute and recompute != "block-keep"
             per_node = costs.handed_on_bytes_remat if again else costs.handed_on_bytes
             handed = arrays.count * per_node
-            saved = saved + schedule.handed_in_flight * shares.held * handed
+            saved = saved + schedule.handed_in_flight * shares.stored * handed
         copied = shares.copied_weights * arrays.block_grad_bytes[0]
         if techniques.schedule == DUALPIPE:  # weights of the stage as far from the other end
             recipe, gradients = space.pricer.recipe, costs.gradient_bytes[zero]
             both = 1 + recipe.parameter_bytes / recipe.gradient_bytes
             copied = copied + both * arrays.count * gradients
-        state = shares.held * (state + copied)
+        state = shares.stored * (state + copied)
     return state, saved * space.parts / techniques.microbatches if uncut else saved
-
-
-@dataclass(frozen=True)
-class _StageShares:
-    """What a pipeline stage has of a space.
-
-    share: what part of a variable's nodes a device runs [options]; held: what part of their weights
-    and saved activations it holds, of the fullest stage [options]. passes: how often it runs them
-    per microbatch [options]. links: both, of each link [links]. saved_microbatches: of how many it
-    saves activations [options]. copied_weights: what part of the blocks' weights, as long as their
-    gradients, is there twice [options].
-    """
-
-    share: np.ndarray
-    held: np.ndarray
-    passes: np.ndarray
-    links: np.ndarray
-    saved_microbatches: np.ndarray
-    copied_weights: np.ndarray
-    places: _Places
-
-
-@dataclass(frozen=True)
-class _Places:
-    """Where variables and links are in the pipelines of a space, of any number of microbatches. One
-    node stands for all that are dealt out alike."""
-
-    nodes: list[int]
-    of: np.ndarray  # [options] which of the nodes
-    epilogue: np.ndarray  # [options] whether it follows the blocks
-    inside_links: np.ndarray  # [links] whether both ends are in the blocks
-    epilogue_links: np.ndarray  # [links] whether one follows them
-
-
-def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
-    """The pipeline of plans in a space, None where its mesh has no stages, or uneven ones."""
-    if (stages := space.pricer.mesh.stages) < 2 or space.base.dealt is None:
-        return None
-    run, ending, twice = space.base.dealt
-    return Pipeline(
-        *run,
-        stages,
-        techniques.microbatches,
-        techniques.schedule,
-        ending,
-        twice,
-        techniques.virtual_stages,
-    )
-
-
-def has_uneven_stages(space: Space) -> bool:
-    """Whether plans of the space have uneven pipeline stages
-    (planner.execution.uneven_pipeline)."""
-    return space.pricer.mesh.stages > 1 and space.base.dealt is None
-
-
-def share_outside(space: Space) -> float:
-    """What part of a node outside of the repeated blocks a device runs: all, or an equal part where
-    stages are uneven, or share a framework's layers before the blocks."""
-    if (stages := space.pricer.mesh.stages) < 2:
-        return 1.0
-    pipeline, framework = pipeline_in(space, Techniques()), space.pricer.runtime.kernels is not None
-    equal = pipeline is None or (framework and share_layers_before(space.base, pipeline))
-    return 1 / stages if equal else 1.0
-
-
-def parts_of_stage(space: Space, techniques: Techniques) -> tuple[np.ndarray, np.ndarray]:
-    """Per variable what part of its nodes a device runs in a microbatch, bubble included, and what
-    part of what they save for one it has at once (without `uncut`)."""
-    shares, firsts = _stage_shares(space, techniques), arrays_of(space).first
-    return (
-        ((shares.share * shares.passes)[firsts], (shares.held * shares.saved_microbatches)[firsts])
-        if shares is not None
-        else (np.ones(len(firsts)), np.ones(len(firsts)))
-    )
-
-
-def ticking(space: Space, techniques: Techniques) -> np.ndarray:
-    """Seconds of what a pipeline stage runs in every tick, over all microbatches and without
-    recomputation (space: as for `uncut`). [options]"""
-    arrays, shares = arrays_of(space), _stage_shares(space, techniques)
-    return (
-        space.parts
-        * arrays.count
-        * arrays.pass_s
-        * (shares.share * ~shares.places.epilogue if shares is not None else 0.0)
-    )
-
-
-def link_scale(space: Space, techniques: Techniques, *, ends: bool = True) -> list[float]:
-    """Per link, what part of its conversions a device runs, times how often it does per microbatch;
-    1 without pipeline stages.
-
-    For any number of microbatches (0) what it is at least, as a part of the ticks. ends: what
-    follows the blocks is counted.
-    """
-    shares = _stage_shares(space, techniques)
-    if shares is None:
-        return [1.0] * len(space.links)
-    result: list[float] = (
-        shares.links if ends else np.where(shares.places.epilogue_links, 0.0, shares.links)
-    ).tolist()
-    return result
-
-
-def _apart(space: Space, techniques: Techniques) -> Schedule | None:
-    """The schedule of plans whose gradients of weights are made apart from the backward pass, None
-    of others."""
-    pipeline = pipeline_in(space, techniques) if techniques.schedule == ZB_H1 else None
-    return pipeline.microbatch_schedule if pipeline and techniques.microbatches else None
-
-
-def slowdown(space: Space, techniques: Techniques) -> float:
-    """How often a stage runs each of its blocks per microbatch, no more often than anything but
-    what follows them; 1 without a pipeline."""
-    stages, micro = space.pricer.mesh.stages, techniques.microbatches
-    if stages < 2 or not micro or techniques.schedule == ZB_H1:  # which runs some no oftener
-        return 1.0
-    key = "slowdown", micro, techniques.schedule, techniques.virtual_stages
-    if key not in space.memo:
-        pipeline, passing = (
-            pipeline_in(space, techniques),
-            Schedule(stages, micro, techniques.schedule, techniques.virtual_stages),
-        )
-        space.memo[key] = (
-            float(pipeline.forward_passes(pipeline.first) / micro)
-            if pipeline is not None
-            else passing.ticks / (micro * techniques.virtual_stages)
-        )
-    return float(space.memo[key])
 
 
 def _only_in_blocks(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
@@ -506,136 +335,8 @@ def _only_in_blocks(space: Space, techniques: Techniques, uncut: bool = False) -
     again = takes_repeats_whole(space.base, space.pricer, zero) or recompute
     part = space.parts / micro if uncut else 1.0
     result = only_in_blocks(space, zero, micro, recompute or "none", part if again else 0.0)
-    shares = _stage_shares(space, techniques)
+    shares = stage_shares(space, techniques)
     return result if shares is None else result * shares.share
-
-
-def _stage_shares(space: Space, techniques: Techniques) -> _StageShares | None:
-    if space.pricer.mesh.stages < 2:
-        return None
-    if has_uneven_stages(space):
-        return _equal_shares(space, techniques)
-    key = ("dealt", techniques.microbatches, techniques.schedule, techniques.virtual_stages)
-    if key not in space.memo:
-        pipeline = pipeline_in(space, techniques)
-        assert pipeline is not None
-        micro, places = techniques.microbatches, _places(space, pipeline)
-        ratio = [float(pipeline.forward_passes(i) / micro) if micro else 1.0 for i in places.nodes]
-        turns = [
-            float(pipeline.forward_passes(i) / micro) if micro else least
-            for i, least in ((-1, 1.0), (pipeline.first, 1.0), (pipeline.end, 1 / MOST_SLOWDOWN))
-        ]
-        links = (
-            np.where(places.inside_links, float(pipeline.blocks_share), 1.0)
-            * np.array(turns)[np.where(places.epilogue_links, 2, places.inside_links)]
-        )
-        copies = [
-            float(pipeline.copied_weights_share) if i in pipeline.nodes else 0.0
-            for i in places.nodes
-        ]
-        share, saved = (
-            [float(f(i)) for i in places.nodes]
-            for f in (pipeline.stage_share, pipeline.saved_microbatches)
-        )
-        held = share
-        if space.pricer.runtime.kernels is not None:
-            # Each stage runs and holds its own part alone, and the first, which has the most
-            # microbatches in flight, nothing of what follows the blocks.
-            copies = [0.0] * len(copies)
-            waiting = in_flight(
-                0, pipeline.stages, micro, pipeline.virtual_stages, techniques.schedule
-            )
-            waiting += techniques.schedule == DUALPIPE
-            layers_before = share_outside(space) < 1
-            saved = [
-                max(1.0, waiting) * (layers_before or i in pipeline.nodes) for i in places.nodes
-            ]
-            if layers_before:
-                share = [1 / pipeline.stages] * len(share)
-            held = [
-                part * (not pipeline.in_epilogue(i))
-                for i, part in zip(places.nodes, share, strict=True)
-            ]
-        share_of, held_of, ratio_of, saved_of, copies_of = np.array(
-            [share, held, ratio, saved, copies]
-        )[:, places.of]
-        space.memo[key] = _StageShares(
-            share_of, held_of, ratio_of, links, saved_of, copies_of, places
-        )
-    result: _StageShares = space.memo[key]
-    return result
-
-
-def _equal_shares(space: Space, techniques: Techniques) -> _StageShares:
-    """Uneven stages as if each took an equal part of every variable and link."""
-    options, links = sum(v.options for v in space.variables), len(space.links)
-    share, ratio = 1 / space.pricer.mesh.stages, slowdown(space, techniques)
-    nowhere = _Places(
-        [],
-        np.zeros(options, np.int64),
-        np.zeros(options, bool),
-        np.zeros(links, bool),
-        np.zeros(links, bool),
-    )
-    return _StageShares(
-        np.full(options, share),
-        np.full(options, share),
-        np.full(options, ratio),
-        np.full(links, share * ratio),
-        np.ones(options),
-        np.zeros(options),
-        nowhere,
-    )
-
-
-def _places(space: Space, pipeline: Pipeline) -> _Places:
-    if "places" not in space.memo:
-        where = [_place(space, v, pipeline) for v in space.variables]
-        blocks, epilogue = (
-            np.array([i in pipeline.nodes for i in where]),
-            np.array([pipeline.in_epilogue(i) for i in where]),
-        )
-        alike = [
-            (inside, after, i in pipeline.shared_prologue)
-            for i, inside, after in zip(where, blocks.tolist(), epilogue.tolist(), strict=True)
-        ]
-        kinds = list(dict.fromkeys(alike))
-        sizes = [v.options for v in space.variables]
-        a, b = np.array([(link.a, link.b) for link in space.links], np.int64).reshape(-1, 2).T
-        space.memo["places"] = _Places(
-            [where[alike.index(k)] for k in kinds],
-            np.repeat([kinds.index(k) for k in alike], sizes),
-            np.repeat(epilogue, sizes),
-            blocks[a] & blocks[b],
-            epilogue[a] | epilogue[b],
-        )
-    result: _Places = space.memo["places"]
-    return result
-
-
-def _place(space: Space, v: Variable, pipeline: Pipeline) -> int:
-    """A node that a variable goes with: its own, or for a layout the maker's where its readers are
-    in the blocks, else the first after or before them."""
-    if v.kind == "op":
-        return v.node
-    graph = space.base.graph
-    maker, readers = graph.producer.get(v.name, -1), [i for i, _ in graph.consumers[v.name]]
-    blocks = [i for i in (maker, *readers) if i in pipeline.nodes]
-    if blocks and (
-        v.count > 1
-        or (maker == blocks[0] != blocks[-1])
-        or (
-            v.kind == "weight"
-            and len({(i - pipeline.first) // pipeline.period for i in readers}) == 1
-        )
-    ):
-        return blocks[0]
-    return (
-        pipeline.end
-        if (maker >= 0 and pipeline.in_epilogue(maker))
-        or all(pipeline.in_epilogue(i) for i in readers)
-        else -1
-    )
 
 
 def recomputed_link_shares(space: Space, techniques: Techniques) -> list[float]:

@@ -35,7 +35,7 @@ from planner.pricing.pricer import Pricer
 from planner.search.request import Candidate, Progress, Request, SearchResult
 from planner.search.search import Search
 from planner.sharding.layout import ISLAND
-from planner.space.assemble import Techniques
+from planner.space.techniques import Techniques
 from planner.support.text import percent
 from planner.workload.model import Model
 

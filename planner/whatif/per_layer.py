@@ -21,9 +21,10 @@ from planner.search.relaxation import Relaxation
 from planner.sharding.rule import Limits
 from planner.solvers import solve
 from planner.solvers.problem import Budget, evaluate
-from planner.space.assemble import PICO, Techniques, assemble, least_working
+from planner.space.assemble import PICO, assemble, least_working
 from planner.space.build import build_space
 from planner.space.families import Allowed
+from planner.space.techniques import Techniques
 from planner.space.variables import Space
 
 if TYPE_CHECKING:

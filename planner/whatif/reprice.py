@@ -316,7 +316,7 @@ def manual(strategy: Strategy, source: str | Path) -> Strategy:
                 " without --mode manual"
             ],
         )
-    from planner.space.assemble import Techniques
+    from planner.space.techniques import Techniques
 
     best = Candidate(
         label="manual",

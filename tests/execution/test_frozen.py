@@ -28,9 +28,10 @@ from planner.sharding.layout import local_shape
 from planner.sharding.layout_table import LayoutTable
 from planner.solvers import solve
 from planner.solvers.problem import Budget, evaluate
-from planner.space.assemble import PICO, Techniques, assemble, usage_of
+from planner.space.assemble import PICO, assemble, usage_of
 from planner.space.build import Space, build_space, splits_of
 from planner.space.families import batch_only, restrict
+from planner.space.techniques import Techniques
 from planner.verify import worker
 from planner.workload.open import open_model
 from tests.verify.in_process import verified

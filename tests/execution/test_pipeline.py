@@ -29,7 +29,8 @@ from planner.search.relaxation import Relaxation
 from planner.search.search import Search
 from planner.solvers import solve
 from planner.solvers.problem import Budget, evaluate
-from planner.space.assemble import Techniques, assemble, least_usage, usage_of
+from planner.space.assemble import assemble, least_usage, usage_of
+from planner.space.techniques import Techniques
 from planner.verify import worker
 from planner.workload.model import Model, Workload
 from tests.verify.in_process import verified

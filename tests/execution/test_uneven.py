@@ -43,8 +43,9 @@ from planner.search.search import Search
 from planner.search.stage_cuts import _balanced, last_chunk, unbroken, with_cuts
 from planner.solvers import solve
 from planner.solvers.problem import FORBIDDEN, Budget
-from planner.space.assemble import Techniques, assemble
+from planner.space.assemble import assemble
 from planner.space.build import splits_of
+from planner.space.techniques import Techniques
 from planner.strategy.reopen import reopen
 from planner.strategy.stages import stages_words
 from planner.verify import worker

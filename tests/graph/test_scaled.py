@@ -20,8 +20,8 @@ from planner.graph.rescale import Scaled, same
 from planner.search.build_request import make_request
 from planner.search.relaxation import Relaxation
 from planner.search.search import Search
-from planner.space.assemble import Techniques
 from planner.space.build import build_space
+from planner.space.techniques import Techniques
 from planner.space.variables import Space
 from planner.workload.model import Model, Workload
 from tests.reader.reader_models import model, rand

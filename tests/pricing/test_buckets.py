@@ -36,8 +36,9 @@ from planner.search.search import Search
 from planner.sharding.rule import Limits
 from planner.solvers import solve
 from planner.solvers.problem import FORBIDDEN, Budget, evaluate
-from planner.space.assemble import PICO, Techniques, assemble
+from planner.space.assemble import PICO, assemble
 from planner.space.build import build_space, splits_of
+from planner.space.techniques import Techniques
 from planner.strategy.strategy import Strategy
 from planner.verify.targets import parse_target, require
 from planner.verify.worker import environment

@@ -17,8 +17,9 @@ from planner.pricing.step_time import derived
 from planner.search.build_request import make_request
 from planner.solvers import solve
 from planner.solvers.problem import FORBIDDEN
-from planner.space.assemble import Techniques, assemble
+from planner.space.assemble import assemble
 from planner.space.build import build_space, splits_of
+from planner.space.techniques import Techniques
 from planner.space.variables import Space
 from planner.workload.model import Model, Workload
 

@@ -20,8 +20,9 @@ from planner.search.relaxation import Relaxation
 from planner.serving.serve import serve
 from planner.solvers import solve
 from planner.solvers.problem import Budget
-from planner.space.assemble import Techniques, assemble
+from planner.space.assemble import assemble
 from planner.space.build import build_space
+from planner.space.techniques import Techniques
 from planner.space.variables import Space
 from planner.workload.model import Model, Workload
 

@@ -23,9 +23,10 @@ from planner.pricing.step_time import sent_s
 from planner.sharding.layout import STAGE
 from planner.solvers import solve
 from planner.solvers.problem import Budget, evaluate
-from planner.space.assemble import PICO, Techniques, assemble
+from planner.space.assemble import PICO, assemble
 from planner.space.build import build_space, splits_of
 from planner.space.families import batch_only, restrict
+from planner.space.techniques import Techniques
 from planner.space.variables import Space
 from planner.strategy.strategy import Strategy
 from planner.whatif.reprice import open_recorded, reprice

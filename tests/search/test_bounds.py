@@ -28,9 +28,11 @@ from planner.search.search import Search
 from planner.search.search_node import SearchNode
 from planner.solvers import solve
 from planner.solvers.problem import FORBIDDEN, Budget, evaluate
-from planner.space.assemble import PICO, Techniques, assemble, seconds_of, slowdown
+from planner.space.assemble import PICO, assemble, seconds_of
 from planner.space.build import splits_of
 from planner.space.families import restrict
+from planner.space.stage_shares import slowdown
+from planner.space.techniques import Techniques
 from planner.space.variables import Space
 from planner.workload.model import Model, Workload
 

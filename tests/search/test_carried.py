@@ -19,8 +19,9 @@ from planner.search.search import Search
 from planner.sharding.layout import Layout, reshard_tree
 from planner.solvers import solve
 from planner.solvers.problem import FORBIDDEN, Budget
-from planner.space.assemble import Techniques, assemble
+from planner.space.assemble import assemble
 from planner.space.build import splits_of
+from planner.space.techniques import Techniques
 from planner.workload.model import Model, Workload
 
 

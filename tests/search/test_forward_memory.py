@@ -15,7 +15,8 @@ from planner.search.build_request import make_request
 from planner.search.request import TIE, TIE_MEMORY
 from planner.search.search import Search
 from planner.solvers.problem import evaluate
-from planner.space.assemble import Techniques, assemble, usage_of
+from planner.space.assemble import assemble, usage_of
+from planner.space.techniques import Techniques
 from planner.workload.model import Model, Workload
 
 

@@ -14,8 +14,9 @@ from planner.search.options import MachineOptions, SearchOptions, StepOptions
 from planner.search.relaxation import Relaxation
 from planner.search.search import Search
 from planner.solvers.problem import evaluate
-from planner.space.assemble import Techniques, assemble
+from planner.space.assemble import assemble
 from planner.space.option_arrays import arrays_of
+from planner.space.techniques import Techniques
 from planner.workload.open import open_model
 
 

@@ -16,7 +16,8 @@ from planner.search.named_policy_bounds import NamedRelaxation
 from planner.search.relaxation import Relaxation
 from planner.solvers import solve
 from planner.solvers.problem import Budget
-from planner.space.assemble import PICO, Techniques, assemble, usage_of
+from planner.space.assemble import PICO, assemble, usage_of
+from planner.space.techniques import Techniques
 from tests.space.test_space import MODELS, space_of
 
 TIGHT: list[tuple[str, dict[str, Any]]] = [

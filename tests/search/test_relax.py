@@ -13,7 +13,8 @@ from planner.search.search import Search
 from planner.solvers.dp import solve
 from planner.solvers.exact.elimination import Tree
 from planner.solvers.problem import Budget, evaluate
-from planner.space.assemble import PICO, Techniques, assemble, least_working, usage_of
+from planner.space.assemble import PICO, assemble, least_working, usage_of
+from planner.space.techniques import Techniques
 from planner.space.variables import Space
 from planner.workload.model import Model, Workload
 

@@ -11,7 +11,8 @@ from planner.search.build_request import make_request
 from planner.search.search import Search
 from planner.search.solving import digest
 from planner.solvers.problem import Budget, Problem, Solution
-from planner.space.assemble import Techniques, assemble
+from planner.space.assemble import assemble
+from planner.space.techniques import Techniques
 from planner.workload.model import Model, Workload
 
 

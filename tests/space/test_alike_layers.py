@@ -19,8 +19,9 @@ from planner.machine.topology import for_devices
 from planner.pricing.pricer import Pricer
 from planner.solvers import solve
 from planner.solvers.problem import FORBIDDEN, evaluate
-from planner.space.assemble import Techniques, assemble, usage_of
+from planner.space.assemble import assemble, usage_of
 from planner.space.build import build_space
+from planner.space.techniques import Techniques
 from planner.space.variables import Space
 from planner.workload.model import Model, Workload
 

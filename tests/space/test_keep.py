@@ -13,7 +13,8 @@ from planner.pricing.step_time import recomputed_nodes
 from planner.search.build_request import make_request
 from planner.search.search import Search
 from planner.solvers.problem import evaluate
-from planner.space.assemble import Techniques, assemble
+from planner.space.assemble import assemble
+from planner.space.techniques import Techniques
 from planner.workload.model import Model, Workload
 
 

@@ -12,8 +12,9 @@ from planner.execution.save_policies import PRESETS, saving
 from planner.pricing.plan_price import price_plan
 from planner.solvers import solve
 from planner.solvers.problem import FORBIDDEN, Budget, evaluate
-from planner.space.assemble import PICO, Techniques, assemble, usage_of
+from planner.space.assemble import PICO, assemble, usage_of
 from planner.space.families import batch_only, restrict
+from planner.space.techniques import Techniques
 from tests.space.test_space import MODELS, plan_of, space_of
 
 

@@ -27,11 +27,12 @@ from planner.sharding.layout_table import LayoutTable
 from planner.sharding.rule import Limits
 from planner.solvers import solve
 from planner.solvers.problem import FORBIDDEN, Budget, evaluate
-from planner.space.assemble import PICO, Techniques, assemble, least_usage, usage_of
+from planner.space.assemble import PICO, assemble, least_usage, usage_of
 from planner.space.build import build_space, splits_of
 from planner.space.families import batch_only, restrict
 from planner.space.node_options import Kinds
 from planner.space.option_arrays import arrays_of
+from planner.space.techniques import Techniques
 from planner.space.variables import OptionCosts, Space
 from planner.workload.model import Model, Workload
 

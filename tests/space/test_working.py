@@ -15,16 +15,10 @@ from planner.search.build_request import make_request
 from planner.search.search import Search
 from planner.solvers import solve
 from planner.solvers.problem import Budget, evaluate
-from planner.space.assemble import (
-    Techniques,
-    assemble,
-    has_liveness,
-    least_usage,
-    least_working,
-    usage_of,
-)
+from planner.space.assemble import assemble, has_liveness, least_usage, least_working, usage_of
 from planner.space.build import splits_of
 from planner.space.families import restrict
+from planner.space.techniques import Techniques
 from planner.space.variables import Space
 from planner.workload.model import Model, Workload
 

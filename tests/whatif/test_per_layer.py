@@ -16,8 +16,9 @@ from planner.report.per_layer import per_layer_text
 from planner.sharding.rule import Limits
 from planner.solvers import solve
 from planner.solvers.problem import evaluate
-from planner.space.assemble import Techniques, assemble
+from planner.space.assemble import assemble
 from planner.space.build import build_space
+from planner.space.techniques import Techniques
 from planner.strategy.strategy import Strategy
 from planner.whatif.per_layer import PerLayer, _solved, per_layer, without_sharing
 from planner.whatif.reprice import Priced, open_recorded, reprice
