@@ -99,7 +99,7 @@ def _price(args: argparse.Namespace, strategy: Strategy, name: str) -> str:
     from planner.pricing.breakdown import details
     from planner.pricing.terms import terms_of
     from planner.report.price import price_text
-    from planner.search.to_strategy import range_of
+    from planner.search.cost_table import range_of
     from planner.support.text import Style
 
     repriced = priced_step(strategy, files.model_of(strategy, args.strategy, args.model))

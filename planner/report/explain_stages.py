@@ -103,7 +103,7 @@ def plain(name: str) -> str:
 def named_repeat(s: Strategy, name: str, text: str) -> int:
     """The repeat of its block that a name means, of a node in the file: `layers.13.mlp` the 14th.
     -1 where it names none: no number, or names are not told apart by one
-    (planner.search.to_strategy.numbering)."""
+    (planner.search.decision_tables.numbering)."""
     block = next((b for b in s.blocks if name in b["body"] and "step" in b), None)
     if block is None:
         return -1

@@ -69,7 +69,7 @@ class Priced:
     def table(self) -> dict[str, Any]:
         """The price as in a strategy file."""
         from planner.pricing.host_memory import offloaded_bytes
-        from planner.search.to_strategy import cost_table
+        from planner.search.cost_table import cost_table
 
         offloaded = offloaded_bytes(self.base, self.flow, self.pricer, self.runs)
         return cost_table(self.cost, self.request, self.base, self.model, self.plan, offloaded)

@@ -16,8 +16,9 @@ from planner.machine.mesh_choices import pinned_mesh
 from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
 from planner.search.build_request import make_request
+from planner.search.cost_table import tokens_per_step
 from planner.search.search import Search
-from planner.search.to_strategy import compose, tokens_per_step
+from planner.search.to_strategy import compose
 from planner.space.families import batch_only
 from planner.workload.open import open_model
 
