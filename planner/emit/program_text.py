@@ -11,25 +11,27 @@ from planner.emit.merged_products import merges_at_a_loss
 from planner.emit.owned import above, model_text
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
 from planner.emit.tables import (
+    host_tables_text,
+    inputs_table,
+    labels_table,
+    mesh_line,
+    offloaded_table,
+    outputs_line,
+    parameter_table,
+)
+from planner.emit.text import array_table, inlined
+from planner.emit.training_tables import (
     figures_table,
     fused_table,
     gradients_table,
-    host_tables_text,
-    inputs_table,
     islands_table,
-    labels_table,
-    mesh_line,
     no_decay_table,
-    offloaded_table,
     orthogonalised_table,
-    outputs_line,
     overlap_table,
-    parameter_table,
     scale_table,
     schedule_table,
     together_table,
 )
-from planner.emit.text import array_table, inlined
 from planner.emit.uneven import stage_buffer_tables
 from planner.emit.writer import Parameter, Workload, Writer
 from planner.execution.techniques import INTERLEAVED, ZB_H1, sent_in_loops

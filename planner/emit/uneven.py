@@ -16,8 +16,9 @@ from collections.abc import Collection
 
 from planner.emit.body import Body
 from planner.emit.source import comment, literal
-from planner.emit.tables import initial_mean, no_decay_table
+from planner.emit.tables import initial_mean
 from planner.emit.text import spec_text
+from planner.emit.training_tables import no_decay_table
 from planner.emit.values import precise
 from planner.emit.writer import Function, Writer
 from planner.errors import PlanError
