@@ -10,21 +10,17 @@ from planner.analysis.axis_roles import role_named
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.block_values import names_there
-from planner.execution.orthogonalising import FLAT_BUFFERS
 from planner.execution.save_policies import BLOCK, is_named, kept_among
 from planner.execution.techniques import (
     BESIDE,
     BLOCK_KEEP,
     BY_NAME,
-    DUALPIPE,
     INTERLEAVED,
-    MAX_ZERO_STAGE,
     RECOMPUTE,
     SCHEDULES,
     TECHNIQUES,
     WEIGHTS,
     WRITTEN_OUT,
-    ZB_H1,
 )
 from planner.execution.uneven_pipeline import MOST_CHUNKS
 from planner.execution.weight_offload import lookup_tables
@@ -44,6 +40,7 @@ from planner.pricing.frameworks.selective import modules
 from planner.search.launcher_domain import replicas, sayable, with_whole_heads, zero_stages
 from planner.search.microbatch_counts import with_whole_rows
 from planner.search.request import Candidate, Request
+from planner.search.stage_reasons import AskedStages, reason_against
 from planner.sharding.candidates import candidates
 from planner.sharding.layout import STAGE
 from planner.sharding.rule import Limits
@@ -670,107 +667,28 @@ class SearchDomain:
         """Why the model has no blocks for every stage of the mesh; None where it has."""
         if mesh.stages == 1:
             return None
-        what, instead = self._unstaged_reason(base, mesh)
+        blocks = base.dealt[0][2] if self.training and base.dealt else None
+        most_stages = self.most_stages(base)
+        what, instead = reason_against(
+            AskedStages(
+                request=self.request,
+                batch=self.model.batch,
+                stages=mesh.stages,
+                most_stages=most_stages,
+                blocks=blocks,
+                training=self.training,
+                orthogonalised=bool(base.graph.orthogonalised),
+                divides=bool(self.schedules(mesh)),
+                chunks=CHUNKS,
+            )
+        )
         if not what:
             return None
         return PlanError(
             "P068",
             f"{mesh.stages} pipeline stages are not possible: {what}",
-            help=[*instead, "pin less, or other stages"] if self.most_stages(base) else [],
+            help=[*instead, "pin less, or other stages"] if most_stages else [],
         )
-
-    def _unstaged_reason(self, base: GraphFacts, mesh: Mesh) -> tuple[str, list[str]]:
-        """The first reason against the stages of a mesh, with pins that would do instead; empty
-        where there is none."""
-        blocks = base.dealt[0] if self.training and base.dealt else None
-        techniques = self.request.pins.techniques
-        schedule = str(techniques.get("schedule", SCHEDULES[0]))
-        chunks = int(techniques.get("virtual", 1))
-        micro = int(techniques.get("microbatches", 0))
-        level = int(techniques.get("zero_stage", 0))
-        if (most_stages := self.most_stages(base)) < mesh.stages:
-            devices = self.request.topology.devices
-            fewer = next((n for n in range(most_stages, 1, -1) if devices % n == 0), 0)
-            return self._too_few(base), [f"pp={fewer}"] if fewer else []
-        divides = bool(self.schedules(mesh))
-        if schedule == DUALPIPE and (reason := self._no_dualpipe(mesh)):
-            return reason, [f"schedule={SCHEDULES[0]}"]
-        if schedule == ZB_H1 and (reason := self._no_weights_apart(blocks is not None)):
-            return reason, [f"schedule={SCHEDULES[0]}"]
-        if blocks is None and not divides:
-            most_stages = self.most_stages(base)
-            return (
-                f"the model is cut into {most_stages} virtual stages at most, {mesh.stages}"
-                f" stages of {_virtual_stages(chunks)} each have more",
-                [f"virtual={fewer}"] if (fewer := most_stages // mesh.stages) > 1 else [],
-            )
-        if blocks is None and techniques.get("recompute", "block") != "block":
-            return (
-                "stages without a block in common recompute their forward pass (recompute=block),"
-                f" pinned is {techniques['recompute']}",
-                ["recompute=block"],
-            )
-        if level > MAX_ZERO_STAGE[schedule]:
-            return self._excess_zero_stage(schedule, level)
-        if micro == 1:
-            return (
-                "they need at least two microbatches, pinned is one",
-                [f"micro={mesh.stages}"] if self.model.batch % mesh.stages == 0 else [],
-            )
-        if blocks is not None and not divides:
-            return _undivided(blocks[2], mesh.stages, chunks)
-        if (schedule == INTERLEAVED or chunks > 1) and micro % mesh.stages:
-            next_ = -(-micro // mesh.stages) * mesh.stages
-            return (
-                f"virtual stages pass groups of {mesh.stages} microbatches, and {micro} do not"
-                " divide into them",
-                [f"micro={next_}"] if self.model.batch % next_ == 0 else [],
-            )
-        return "", []
-
-    def _excess_zero_stage(self, schedule: str, level: int) -> tuple[str, list[str]]:
-        """Why a schedule cannot take the pinned ZeRO stage, with pins that would do instead."""
-        highest = MAX_ZERO_STAGE[schedule]
-        sharded = self.request.pins.mesh.get("fsdp", ())  # which is ZeRO-3 by its name
-        instead = [
-            f"dp={sharded[0]},zero={highest}" if sharded else f"zero={highest}",
-            *(f"schedule={s}" for s in SCHEDULES if level <= MAX_ZERO_STAGE[s]),
-        ]
-        return f"under {schedule} the ZeRO stage is at most {highest}, pinned is {level}", instead[
-            :2
-        ]
-
-    def _no_dualpipe(self, mesh: Mesh) -> str:
-        """Why microbatches do not enter at both ends of the stages, "" where they may."""
-        if self.request.runtime.kernels is None:
-            return f"{DUALPIPE} is priced as frameworks run it (--runtime megatron), not emitted"
-        if mesh.stages % 2:
-            return f"{DUALPIPE} pairs stages, and {mesh.stages} are odd"
-        return ""
-
-    def _no_weights_apart(self, equal: bool) -> str:
-        """Why stages have no gradients of weights apart from their backward pass, "" where they
-        may. equal: whether all stages run the same blocks."""
-        runtime = self.request.runtime
-        if runtime.kernels is not None:
-            return (
-                f"{ZB_H1} is emitted, and --runtime {runtime.name} is priced as that framework runs"
-            )
-        if not equal:
-            return f"{ZB_H1} is for stages of equal blocks, and these are cut between nodes"
-        return ""
-
-    def _too_few(self, base: GraphFacts) -> str:
-        """Why the graph has too few places for stages."""
-        if not self.training:
-            return "it is run, not trained"
-        if base.dealt:
-            return f"the model has {base.dealt[0][2]} repeated blocks"
-        most = self.most_stages(base)
-        why = f", and is cut into {most} stages at most" if most else ""
-        if base.graph.orthogonalised:
-            why = f", and {FLAT_BUFFERS}"
-        return f"the model has no repeated blocks{why}"
 
     def replicas(self) -> Mesh:
         """The mesh of data parallelism: all devices, or where they do not divide the batch (a
@@ -786,21 +704,6 @@ class SearchDomain:
                 if mesh is not None:
                     return mesh
         return pinned_mesh(topology, {"data": n})
-
-
-def _virtual_stages(chunks: int) -> str:
-    """How many virtual stages a stage may have, in words."""
-    return str(chunks) if chunks > 1 else " or ".join(map(str, CHUNKS))
-
-
-def _undivided(repeats: int, stages: int, chunks: int) -> tuple[str, list[str]]:
-    """Why so many repeated blocks do not divide into stages, with a pin that would do instead."""
-    other = next((v for v in range(2, repeats // stages + 1) if repeats % (stages * v) == 0), 0)
-    return (
-        f"{repeats} repeated blocks do not divide into {stages} stages of"
-        f" {_virtual_stages(chunks)} virtual stages",
-        [f"virtual={other}"] if other else [],
-    )
 
 
 def _over_batch(mesh: Mesh) -> dict[str, int]:
