@@ -60,15 +60,17 @@ def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
     """The pipeline of plans in a space, None where its mesh has no stages, or uneven ones."""
     if (stages := space.pricer.mesh.stages) < 2 or space.base.dealt is None:
         return None
-    repeated_block, early_epilogue, shared_prologue = space.base.dealt
+    (first, period, repeats), early_epilogue, shared_prologue = space.base.dealt
     return Pipeline(
-        *repeated_block,
-        stages,
-        techniques.microbatches,
-        techniques.schedule,
-        early_epilogue,
-        shared_prologue,
-        techniques.virtual_stages,
+        first=first,
+        period=period,
+        repeats=repeats,
+        stages=stages,
+        microbatches=techniques.microbatches,
+        schedule=techniques.schedule,
+        early_epilogue=early_epilogue,
+        shared_prologue=shared_prologue,
+        virtual_stages=techniques.virtual_stages,
     )
 
 
@@ -213,28 +215,36 @@ def _shares_of_pipeline(space: Space, pipeline: Pipeline) -> StageShares:
     share_of, stored_of, passes_of, saved_of, copied_of = np.array(
         [share, stored, passes, saved, copied]
     )[:, places.of]
-    return StageShares(share_of, stored_of, passes_of, links, saved_of, copied_of, places)
+    return StageShares(
+        share=share_of,
+        stored=stored_of,
+        passes=passes_of,
+        links=links,
+        saved_microbatches=saved_of,
+        copied_weights=copied_of,
+        places=places,
+    )
 
 
 def _equal_shares(space: Space, techniques: Techniques) -> StageShares:
     """Uneven stages as if each took an equal part of every variable and link."""
     options, links = sum(v.options for v in space.variables), len(space.links)
-    share, ratio = 1 / space.pricer.mesh.stages, slowdown(space, techniques)
+    share, passes = 1 / space.pricer.mesh.stages, slowdown(space, techniques)
     nowhere = Places(
-        [],
-        np.zeros(options, np.int64),
-        np.zeros(options, bool),
-        np.zeros(links, bool),
-        np.zeros(links, bool),
+        nodes=[],
+        of=np.zeros(options, np.int64),
+        epilogue=np.zeros(options, bool),
+        inside_links=np.zeros(links, bool),
+        epilogue_links=np.zeros(links, bool),
     )
     return StageShares(
-        np.full(options, share),
-        np.full(options, share),
-        np.full(options, ratio),
-        np.full(links, share * ratio),
-        np.ones(options),
-        np.zeros(options),
-        nowhere,
+        share=np.full(options, share),
+        stored=np.full(options, share),
+        passes=np.full(options, passes),
+        links=np.full(links, share * passes),
+        saved_microbatches=np.ones(options),
+        copied_weights=np.zeros(options),
+        places=nowhere,
     )
 
 
@@ -255,11 +265,11 @@ def _places(space: Space, pipeline: Pipeline) -> Places:
         sizes = [v.options for v in space.variables]
         a, b = np.array([(link.a, link.b) for link in space.links], np.int64).reshape(-1, 2).T
         space.memo["places"] = Places(
-            [node_of[roles.index(k)] for k in kinds],
-            np.repeat([kinds.index(k) for k in roles], sizes),
-            np.repeat(epilogue, sizes),
-            blocks[a] & blocks[b],
-            epilogue[a] | epilogue[b],
+            nodes=[node_of[roles.index(k)] for k in kinds],
+            of=np.repeat([kinds.index(k) for k in roles], sizes),
+            epilogue=np.repeat(epilogue, sizes),
+            inside_links=blocks[a] & blocks[b],
+            epilogue_links=epilogue[a] | epilogue[b],
         )
     result: Places = space.memo["places"]
     return result
