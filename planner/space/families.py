@@ -148,28 +148,36 @@ def _following(
 ) -> tuple[Split, ...]:
     """Those of a node's splits under which every claimed axis does what it is called. fixed: where
     none follows an axis, all stay."""
-    kept, roles = list(splits), base.roles[i]
+    following, roles = list(splits), base.roles[i]
     for axis, claim in claims.items():
-        done = [_role_of(axis, s, roles) for s in kept]
-        remaining = kept
+        role_of_split = [_role_of(axis, s, roles) for s in following]
+        remaining = following
         if claim == "tensor":
-            remaining = [s for s, role in zip(kept, done, strict=True) if role != "data"]
+            remaining = [
+                s for s, role in zip(following, role_of_split, strict=True) if role != "data"
+            ]
             remaining = (
                 remaining
                 if tensor == "any"
                 else _columns_or_rows(base, i, axis, remaining, tensor == "megatron-sp")
             )
         elif claim == REPLICATED:
-            remaining = [s for s in kept if axis not in s.used]
+            remaining = [s for s in following if axis not in s.used]
         elif claim != "expert" or "expert" in roles.values():
-            full = [s for s, role in zip(kept, done, strict=True) if role == claim]
+            doing_it = [
+                s for s, role in zip(following, role_of_split, strict=True) if role == claim
+            ]
             remaining = (
-                full
-                if full and claim != "expert"
-                else [s for s, role in zip(kept, done, strict=True) if role in (claim, "")]
+                doing_it
+                if doing_it and claim != "expert"
+                else [
+                    s
+                    for s, role in zip(following, role_of_split, strict=True)
+                    if role in (claim, "")
+                ]
             )
-        kept = remaining if remaining or not fixed else kept
-    return tuple(kept)
+        following = remaining if remaining or not fixed else following
+    return tuple(following)
 
 
 def _role_of(axis: str, split: Split, roles: Mapping[str, str]) -> str:
@@ -225,23 +233,23 @@ def megatron_only(base: GraphFacts, mesh: Mesh) -> Allowed:
     allowed: Allowed = {}
     for i, (fixed,) in data.items():
         rule = base.rules[i]
-        kept = []
+        joined_splits = []
         for s in candidates(
             rule,
             {a: n for a, n in sizes.items() if a != "data"},
             Limits(pending=False, spatial=False),
         ):
-            both = {f: list(a) for f, a in fixed.pairs}
+            axes_of = {f: list(a) for f, a in fixed.pairs}
             if any((f == factors[i] and f) or f in rule.paired for f, _ in s.pairs) or s.axes(
                 PENDING
             ):
                 continue
             for f, a in s.pairs:
-                both[f] = both.get(f, []) + list(a)
-            joined = Split.of(both)
+                axes_of[f] = axes_of.get(f, []) + list(a)
+            joined = Split.of(axes_of)
             if legal(rule, joined, sizes, Limits()):
-                kept.append(joined)
-        allowed[i] = tuple(kept) or (fixed,)
+                joined_splits.append(joined)
+        allowed[i] = tuple(joined_splits) or (fixed,)
     return allowed
 
 

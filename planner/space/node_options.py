@@ -291,25 +291,25 @@ class Kinds:
 
         def work(weights: np.ndarray, apart: bool) -> np.ndarray:
             sizes = (operands, size.made, weights)
-            each = [
+            of_nodes = [
                 working_of(base.untied, j, shape.cuts, *sizes, self.pricer, apart) for j in nodes
             ]
-            most: np.ndarray = slack * np.maximum.reduce(each)
-            return most
+            largest: np.ndarray = slack * np.maximum.reduce(of_nodes)
+            return largest
 
-        whole = bare = work(size.weights, False)
+        with_weights = without_weights = work(size.weights, False)
         if size.weights.any():
-            bare = work(nothing, False)
-        beside, bare_beside = whole, bare
+            without_weights = work(nothing, False)
+        apart_with_weights, apart_without_weights = with_weights, without_weights
         if can_be_apart:
-            beside = bare_beside = work(size.weights, True)
+            apart_with_weights = apart_without_weights = work(size.weights, True)
             if size.weights.any():
-                bare_beside = work(nothing, True)
+                apart_without_weights = work(nothing, True)
         return {
-            "workspace_bytes": whole,
-            "workspace_without_weights_bytes": bare,
-            "workspace_apart_bytes": beside,
-            "workspace_apart_without_weights_bytes": bare_beside,
+            "workspace_bytes": with_weights,
+            "workspace_without_weights_bytes": without_weights,
+            "workspace_apart_bytes": apart_with_weights,
+            "workspace_apart_without_weights_bytes": apart_without_weights,
         }
 
     def _read(
@@ -447,33 +447,35 @@ class Kinds:
         base, node, size = self.base, self.graph.nodes[i], shape.size
         stays = "activations" not in self.pricer.offload
         slack = slack if base.training else 1.0
-        saved = remat = one_repeat = epilogue = inputs = stacked = entering_stacks = np.zeros(
-            len(shape.splits)
+        saved = entering_bytes = one_repeat = epilogue = inputs = stacked = entering_stacks = (
+            np.zeros(len(shape.splits))
         )
-        for slot, kept_bytes in (
+        for slot, saved_each in (
             *enumerate(size.ins),
             *((-1 - k, n) for k, n in enumerate(size.outs)),
         ):
             total, entering, first, after = base.saved_counts.get((i, slot), UNSAVED)
             if total or after:
-                one = kept_bytes + saved_beside_of(base, i, slot, shape.splits, self.pricer)
+                result_bytes = saved_each + saved_beside_of(
+                    base, i, slot, shape.splits, self.pricer
+                )
                 if (i, slot) in base.gathered:
-                    one = one * reads_whole(base, i, shape.cuts)
-                kept_bytes = one * slack
-                saved = saved + total * kept_bytes
-                remat = remat + entering * stays * kept_bytes
-                one_repeat = one_repeat + first * kept_bytes
-                epilogue = epilogue + after * kept_bytes
+                    result_bytes = result_bytes * reads_whole(base, i, shape.cuts)
+                saved_each = result_bytes * slack
+                saved = saved + total * saved_each
+                entering_bytes = entering_bytes + entering * stays * saved_each
+                one_repeat = one_repeat + first * saved_each
+                epilogue = epilogue + after * saved_each
                 key = base.shared[i], slot
                 filled = self.pricer.fills_stacks and key not in base.copied_apart
                 if i in base.looped and base.training and not filled:
-                    stacked = stacked + total * one
-                    entering_stacks = entering_stacks + entering * stays * one
+                    stacked = stacked + total * result_bytes
+                    entering_stacks = entering_stacks + entering * stays * result_bytes
                 if base.written_out and slot >= 0 and node.inputs[slot] in self.graph.inputs:
-                    inputs = inputs + total * kept_bytes
+                    inputs = inputs + total * saved_each
         return {
             "saved_bytes": saved,
-            "saved_bytes_remat": remat,
+            "saved_bytes_remat": entering_bytes,
             "saved_bytes_one_repeat": one_repeat,
             "saved_bytes_epilogue": epilogue,
             "saved_input_bytes": inputs,

@@ -108,22 +108,22 @@ def _sizes_fit(draft: Draft, gate: Product | None, up: Product, down: Product, w
 def _part(find: Finder, root: Op, product: Product | None, what: str) -> str:
     """A stack as the operator wants it: whole, or the half of a fused one."""
     draft = find.draft
-    whole = "" if product is None else product.stack if what == "stack" else product.bias
-    if product is None or not whole:
+    stack = "" if product is None else product.stack if what == "stack" else product.bias
+    if product is None or not stack:
         return ""
-    if what == "bias" and len(draft.shape(whole)) != 2:
-        shape = draft.shape(whole)
-        whole = _view(find, root, whole, (shape[-3], shape[-1]))
+    if what == "bias" and len(draft.shape(stack)) != 2:
+        shape = draft.shape(stack)
+        stack = _view(find, root, stack, (shape[-3], shape[-1]))
     if product.part is None:
-        return whole
-    shape, (start, step) = draft.shape(whole), product.part
+        return stack
+    shape, (start, step) = draft.shape(stack), product.part
     axis = len(shape) - 1 if what == "bias" or not product.turned else 1
     half = shape[axis] // 2
     stop = start + half if step == 1 else shape[axis]
     return find.insert(
         root,
         "Slice",
-        [whole],
+        [stack],
         {"axes": (axis,), "starts": (start,), "ends": (stop,), "steps": (step,)},
     )
 
@@ -143,31 +143,31 @@ def stored_parts(draft: Draft) -> None:
                 or not draft.is_leaf(cut.inputs[0])
             ):
                 continue
-            whole = cut.inputs[0]
+            stack = cut.inputs[0]
             step = (
                 cut.attrs["axes"][0],
                 cut.attrs["starts"][0],
                 cut.attrs["ends"][0],
                 cut.attrs["steps"][0],
             )
-            if (whole, step) not in parts:
-                part = parts[whole, step] = draft.fresh(
-                    f"{whole}{'.' if '.' in whole else '_'}{_NAMES[slot]}"
+            if (stack, step) not in parts:
+                part = parts[stack, step] = draft.fresh(
+                    f"{stack}{'.' if '.' in stack else '_'}{_NAMES[slot]}"
                 )
                 draft.types[part] = draft.types[name]
-                if whole in draft.refs:
-                    ref = draft.refs[whole]
+                if stack in draft.refs:
+                    ref = draft.refs[stack]
                     draft.refs[part] = replace(
                         ref,
                         transform=(
-                            *(ref.transform or (("reshape", draft.shape(whole)),)),
+                            *(ref.transform or (("reshape", draft.shape(stack)),)),
                             ("slice", step),
                         ),
                     )
                 else:
-                    draft.values[part] = transformed(draft.values[whole], [("slice", step)], part)
+                    draft.values[part] = transformed(draft.values[stack], [("slice", step)], part)
                     draft.keep_floats.add(part)
-            op.inputs[slot] = parts[whole, step]
+            op.inputs[slot] = parts[stack, step]
 
 
 def _view(find: Finder, root: Op, name: str, shape: tuple[int, ...]) -> str:

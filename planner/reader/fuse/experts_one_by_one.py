@@ -30,7 +30,7 @@ _BEHIND = 12
 """Operations between a router's choice and a column, at most, where a form is not recognised."""
 
 
-class _One(Form):
+class _ExpertForm(Form):
     """One expert: its products are those of every token with weights of its own."""
 
     def product(self, name: str) -> Product | None:
@@ -115,24 +115,24 @@ def _sum(find: Finder, root: Op) -> set[int]:
     shape = draft.shape(root.outputs[0])
     form = Form(find, prod(shape[:-1]), 0)
     form.inside += inside
-    by_expert: dict[int, tuple[_One, str, str]] = {}
+    by_expert: dict[int, tuple[_ExpertForm, str, str]] = {}
     rest: list[str] = []
     for term in terms:
-        one = _One(find, form.tokens, 0)
-        term_parts = _term(find, one, term)
+        expert_form = _ExpertForm(find, form.tokens, 0)
+        term_parts = _term(find, expert_form, term)
         if term_parts is None:
             rest.append(term)
             continue
         expert, count, share, result = term_parts
-        count = count or _router(find, one.index)
+        count = count or _router(find, expert_form.index)
         if (
             expert in by_expert
-            or (form.index and one.index != form.index)
-            or count != _router(find, one.index)
+            or (form.index and expert_form.index != form.index)
+            or count != _router(find, expert_form.index)
         ):
             return below if len(terms) > 2 * count + _OTHERS else set()
-        form.index = one.index
-        by_expert[expert] = one, share, result
+        form.index = expert_form.index
+        by_expert[expert] = expert_form, share, result
     if (
         sorted(by_expert) != list(range(_router(find, form.index)))
         or len({share for _, share, _ in by_expert.values()}) != 1
@@ -151,45 +151,49 @@ def _router(find: Finder, index: str) -> int:
     return find.draft.shape(op.inputs[0])[-1] if op is not None else 0
 
 
-def _term(find: Finder, one: _One, term: str) -> tuple[int, int, str, str] | None:
+def _term(find: Finder, expert_form: _ExpertForm, term: str) -> tuple[int, int, str, str] | None:
     """(expert, experts if known, share, the expert's result) of column * result."""
-    times = one.take(term, "Mul")
-    if times is None:
+    product = expert_form.take(term, "Mul")
+    if product is None:
         return None
     shape = find.draft.shape
     for k in (0, 1):
-        column, result = times.inputs[k], times.inputs[1 - k]
+        column, result = product.inputs[k], product.inputs[1 - k]
         if (
             shape(column)[-1:] != (1,)
-            or prod(shape(column)) != one.tokens
-            or prod(shape(result)[:-1]) != one.tokens
+            or prod(shape(column)) != expert_form.tokens
+            or prod(shape(result)[:-1]) != expert_form.tokens
         ):
             continue
-        before = list(one.inside)
-        column_parts = _column(find, one, column)
+        inside_before = list(expert_form.inside)
+        column_parts = _column(find, expert_form, column)
         if column_parts is not None:
             return *column_parts, result
-        one.inside[:] = before
+        expert_form.inside[:] = inside_before
     return None
 
 
-def _column(find: Finder, one: _One, name: str) -> tuple[int, int, str] | None:
+def _column(find: Finder, expert_form: _ExpertForm, name: str) -> tuple[int, int, str] | None:
     """(expert, experts if known, share) of a column; sets the indices."""
     draft = find.draft
-    op = one.take(name, "ReduceSum", "Slice", "Gather", "Split")
+    op = expert_form.take(name, "ReduceSum", "Slice", "Gather", "Split")
     if op is None:
         return None
-    whole = draft.shape(op.inputs[0])
+    mask_shape = draft.shape(op.inputs[0])
     if op.op != "ReduceSum":
-        expert = _picked(draft, op, one.inside, len(whole) - 1)
-        spread = None if expert is None else spread_share(find, one, op.inputs[0], whole[-1])
+        expert = _picked(draft, op, expert_form.inside, len(mask_shape) - 1)
+        spread = (
+            None
+            if expert is None
+            else spread_share(find, expert_form, op.inputs[0], mask_shape[-1])
+        )
         if expert is None or spread is None:
             return None
-        one.index, share = spread
-        return expert, whole[-1], share
-    if op.attrs["axes"] != (len(whole) - 1,) or prod(whole[:-1]) != one.tokens:
+        expert_form.index, share = spread
+        return expert, mask_shape[-1], share
+    if op.attrs["axes"] != (len(mask_shape) - 1,) or prod(mask_shape[:-1]) != expert_form.tokens:
         return None
-    chosen = one.take(op.inputs[0], "Mul", "Where")
+    chosen = expert_form.take(op.inputs[0], "Mul", "Where")
     if chosen is None:
         return None
     masks = (
@@ -200,15 +204,15 @@ def _column(find: Finder, one: _One, name: str) -> tuple[int, int, str] | None:
     if chosen.op == "Where" and not zeros(draft, chosen.inputs[2]):
         return None
     for mask, share in masks:
-        before = list(one.inside)
-        expert = _mask(find, one, mask)
+        inside_before = list(expert_form.inside)
+        expert = _mask(find, expert_form, mask)
         if (
             expert is not None
-            and draft.shape(share) == whole
-            and prod(draft.shape(one.index)) == prod(whole)
+            and draft.shape(share) == mask_shape
+            and prod(draft.shape(expert_form.index)) == prod(mask_shape)
         ):
             return expert, 0, source(draft, share)
-        one.inside[:] = before
+        expert_form.inside[:] = inside_before
     return None
 
 
@@ -229,32 +233,32 @@ def _picked(draft: Draft, op: Op, inside: Sequence[Op], last: int) -> int | None
     return op.outputs.index(name) if alone else None
 
 
-def _mask(find: Finder, one: _One, name: str) -> int | None:
+def _mask(find: Finder, expert_form: _ExpertForm, name: str) -> int | None:
     """The expert e of a mask index = e [tokens, K]: Equal, or one of a OneHot's columns; sets the
     indices."""
     kinds = ("Equal", "Cast", "Transpose", "Gather", "Slice")
-    op = one.take(name, *kinds)
+    op = expert_form.take(name, *kinds)
     while op is not None and op.op in ("Cast", "Transpose"):
-        op = one.take(op.inputs[0], *kinds)
+        op = expert_form.take(op.inputs[0], *kinds)
     if op is None:
         return None
     if op.op == "Equal":
         for k in (0, 1):
             expert, index = find.draft.scalar(op.inputs[k]), source(find.draft, op.inputs[1 - k])
             if expert is not None and routed(find, index):
-                one.strip(op.inputs[1 - k])
-                one.index = index
+                expert_form.strip(op.inputs[1 - k])
+                expert_form.index = index
                 return int(expert)
         return None
-    hot = one.take(op.inputs[0], "OneHot", "Cast", "Transpose")
+    hot = expert_form.take(op.inputs[0], "OneHot", "Cast", "Transpose")
     last = (
         len(find.draft.shape(op.inputs[0])) - 1
     )  # where the experts are: last, or wherever a Transpose of all masks put them
     while hot is not None and hot.op != "OneHot":
         if hot.op == "Transpose":
             last = hot.attrs["perm"].index(len(hot.attrs["perm"]) - 1)
-        hot = one.take(hot.inputs[0], "OneHot", "Cast")
-    expert = _picked(find.draft, op, one.inside, last)
+        hot = expert_form.take(hot.inputs[0], "OneHot", "Cast")
+    expert = _picked(find.draft, op, expert_form.inside, last)
     if (
         expert is None
         or hot is None
@@ -262,25 +266,32 @@ def _mask(find: Finder, one: _One, name: str) -> int | None:
         or hot.attrs["axis"] != len(find.draft.shape(hot.outputs[0])) - 1
     ):
         return None
-    one.index = source(find.draft, hot.inputs[0])
-    return expert if routed(find, one.index) else None
+    expert_form.index = source(find.draft, hot.inputs[0])
+    return expert if routed(find, expert_form.index) else None
 
 
 def _join(
-    find: Finder, root: Op, form: Form, terms: Sequence[tuple[_One, str, str]], rest: Sequence[str]
+    find: Finder,
+    root: Op,
+    form: Form,
+    terms: Sequence[tuple[_ExpertForm, str, str]],
+    rest: Sequence[str],
 ) -> bool:
     """Replaces the sum by RoutedExperts once all experts are networks of one kind, reading the same
     rows."""
     layers: list[tuple[Product | None, Product, Product]] = []
     kinds: set[tuple[object, ...]] = set()
     share = terms[0][1]
-    for one, _, result in terms:
-        down = one.product(result)
-        hidden = None if down is None else one.hidden(down.rows)
+    for expert_form, _, result in terms:
+        down = expert_form.product(result)
+        hidden = None if down is None else expert_form.hidden(down.rows)
         if down is None or hidden is None or down.part is not None:
             return False
         gate, up, activation = hidden
-        rows = (one.token_rows(up.rows), "" if gate is None else one.token_rows(gate.rows))
+        rows = (
+            expert_form.token_rows(up.rows),
+            "" if gate is None else expert_form.token_rows(gate.rows),
+        )
         kinds.add(
             (
                 activation,
@@ -296,7 +307,7 @@ def _join(
             )
         )
         layers.append((gate, up, down))
-        form.inside += one.inside
+        form.inside += expert_form.inside
     if len(kinds) != 1:
         return False
     group = {id(op) for op in form.inside} | {id(root)}

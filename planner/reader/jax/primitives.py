@@ -111,18 +111,18 @@ def _mean(t: Trace, total: Value, count: Value) -> Value | None:
     ):
         return None
     source, axes = t.types[summed.input[0]], _axes(t, summed)
-    kept = tuple(1 if d in axes else n for d, n in enumerate(source.shape))
-    bare = tuple(n for d, n in enumerate(source.shape) if d not in axes)
+    kept_shape = tuple(1 if d in axes else n for d, n in enumerate(source.shape))
+    reduced_shape = tuple(n for d, n in enumerate(source.shape) if d not in axes)
     if float(numpy_helper.to_array(t.initializers[count.name])) != prod(
         source.shape[d] for d in axes
-    ) or total.shape not in (kept, bare):
+    ) or total.shape not in (kept_shape, reduced_shape):
         return None
     return t.node(
         "ReduceMean",
         [source, t.constant(np.array(axes, np.int64))],
         total.shape,
         total.dtype,
-        keepdims=int(total.shape == kept and kept != bare),
+        keepdims=int(total.shape == kept_shape and kept_shape != reduced_shape),
     )
 
 
@@ -380,18 +380,18 @@ def _argmax(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
 def _dot(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
     """MatMul of [batch, rows, contracted] and [batch, contracted, columns]; a product with a matrix
     of weights keeps its rows apart."""
-    (left, right), (left_batch, right_batch) = p["dimension_numbers"]
-    rows = [d for d in range(len(x[0].shape)) if d not in (*left, *left_batch)]
-    columns = [d for d in range(len(x[1].shape)) if d not in (*right, *right_batch)]
+    (left_contracted, right_contracted), (left_batch, right_batch) = p["dimension_numbers"]
+    rows = [d for d in range(len(x[0].shape)) if d not in (*left_contracted, *left_batch)]
+    columns = [d for d in range(len(x[1].shape)) if d not in (*right_contracted, *right_batch)]
     a, b = (
-        _transposed(t, x[0], [*left_batch, *rows, *left]),
-        _transposed(t, x[1], [*right_batch, *right, *columns]),
+        _transposed(t, x[0], [*left_batch, *rows, *left_contracted]),
+        _transposed(t, x[1], [*right_batch, *right_contracted, *columns]),
     )
     batch = [x[0].shape[d] for d in left_batch]
     m, n, k = (
         [x[0].shape[d] for d in rows],
         [x[1].shape[d] for d in columns],
-        prod(x[0].shape[d] for d in left),
+        prod(x[0].shape[d] for d in left_contracted),
     )
     a, b = (
         as_type(t, v, np.promote_types(x[0].dtype, x[1].dtype)) if x[0].dtype != x[1].dtype else v

@@ -232,7 +232,7 @@ class Trace:
             ins[n : n + params["num_carry"]],
             ins[n + params["num_carry"] :],
         )
-        kept: list[list[Value]] = []
+        stacked_results: list[list[Value]] = []
         outer, loop = self.prefix, self.fresh("scan")
         for i in range(length - 1, -1, -1) if params["reverse"] else range(length):
             self.prefix, self._counts, outer_counts = f"{loop}.{i}/", {}, self._counts
@@ -241,12 +241,15 @@ class Trace:
             )
             self.prefix, self._counts = outer, outer_counts
             carry, ys = results[: len(carry)], results[len(carry) :]
-            kept.append(ys)
+            stacked_results.append(ys)
         if params["reverse"]:
-            kept.reverse()
+            stacked_results.reverse()
         return [
             *carry,
-            *(self._stack([ys[k] for ys in kept]) for k in range(len(kept[0]) if kept else 0)),
+            *(
+                self._stack([ys[k] for ys in stacked_results])
+                for k in range(len(stacked_results[0]) if stacked_results else 0)
+            ),
         ]
 
     def _item(self, x: Value, i: int) -> Value:

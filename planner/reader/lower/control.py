@@ -69,11 +69,11 @@ def _if(call: Call) -> None:
 
 def _loop(call: Call) -> None:
     graph, states = call.attr("body"), list(call.inputs[2:])
-    most = _number(call, 0)
+    most_iterations = _number(call, 0)
     trips = (
-        most if most is not None and most <= MOST_TRIPS else None
+        most_iterations if most_iterations is not None and most_iterations <= MOST_TRIPS else None
     )  # the largest integer stands for no limit
-    limited = call.has(0) and most is None  # by run-time data
+    limited = call.has(0) and most_iterations is None  # by run-time data
     go = True if not call.has(1) else _known(call, 1)
     if go is False or (trips is not None and trips <= 0):
         _no_trips(call, states)
@@ -93,8 +93,8 @@ def _loop(call: Call) -> None:
         if trips is None:
             raise Unsupported(
                 "a loop that never stops"
-                if most is None
-                else f"a loop of {most:,} iterations; the limit is {MOST_TRIPS:,}"
+                if most_iterations is None
+                else f"a loop of {most_iterations:,} iterations; the limit is {MOST_TRIPS:,}"
             )
     if [*result_types[: len(types)]] != types:
         if go and trips is not None and _unrolled(call, graph, states, trips, size, MOST_UNROLLED):
@@ -165,13 +165,17 @@ def _no_trips(call: Call, states: Sequence[str]) -> None:
 
 
 def _unrolled(
-    call: Call, graph: Any, states: list[str], trips: int | None, size: int, most: int
+    call: Call, graph: Any, states: list[str], trips: int | None, size: int, most_iterations: int
 ) -> bool:
     """Lowers each iteration in place. False, and nothing changed, where that would be too many
     nodes or the number of iterations is not known."""
     lowering, draft = call.lowering, call.draft
-    most = min(most, 4 * MOST_UNROLLED - lowering.expanded[0]) // size
-    if (trips is not None and trips > most) or most < 1 or _inner_weights(graph.node):
+    most_iterations = min(most_iterations, 4 * MOST_UNROLLED - lowering.expanded[0]) // size
+    if (
+        (trips is not None and trips > most_iterations)
+        or most_iterations < 1
+        or _inner_weights(graph.node)
+    ):
         return False
     start, problems = len(draft.ops), len(lowering.problems)
     shared = _frame_within(call, call.frame, f"{call.id}/")
@@ -188,8 +192,8 @@ def _unrolled(
             f"a body of {len(inputs)} inputs and {len(outputs)} outputs for {len(states)} states"
         )
     stacked: list[list[str]] = [[] for _ in outputs[1 + len(states) :]]
-    trip, state, on = 0, list(states), True
-    while on and (trips is None or trip < trips):
+    trip, state, goes_on = 0, list(states), True
+    while goes_on and (trips is None or trip < trips):
         lowering.expanded[0] += size
         frame = _frame_within(call, shared, f"{call.id}/{trip}/")
         counter = draft.constant(f"{call.id}/{trip}/trip", np.asarray(trip, np.int64))
@@ -205,11 +209,11 @@ def _unrolled(
         if any(not f for f in results):
             raise Unsupported("its body holds what cannot be planned")
         next_, trip = draft.value(results[0]), trip + 1
-        if next_ is None or (trips is None and trip >= most):
+        if next_ is None or (trips is None and trip >= most_iterations):
             del draft.ops[start:]
             del lowering.problems[problems:]
             return False
-        on, state = bool(next_.all()), results[1 : 1 + len(states)]
+        goes_on, state = bool(next_.all()), results[1 : 1 + len(states)]
         for rows, row in zip(stacked, results[1 + len(states) :], strict=True):
             rows.append(row)
     for k, name in enumerate(state):

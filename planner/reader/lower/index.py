@@ -199,20 +199,20 @@ def _along(call: Call) -> tuple[int, np.ndarray] | None:
     return (axis, places) if inside and len(np.unique(places)) == len(places) else None
 
 
-def _written(call: Call, axis: int, places: np.ndarray) -> None:
+def _written(call: Call, axis: int, written_at: np.ndarray) -> None:
     """Slices of one dim replaced: the others stay, each where it was, so that any other dim may
     grow."""
-    shape, count = call.shape(), len(places)
-    whole = np.setdiff1d(np.arange(shape[axis]), places)
-    rest = (
-        call.emit("Gather", [call.arg(0), call.constant(whole, "kept")], {"axis": axis})
-        if whole.size
+    shape, count = call.shape(), len(written_at)
+    untouched = np.setdiff1d(np.arange(shape[axis]), written_at)
+    others = (
+        call.emit("Gather", [call.arg(0), call.constant(untouched, "kept")], {"axis": axis})
+        if untouched.size
         else ""
     )
-    parts = [call.arg(2), *([rest] if rest else [])]
-    joined = call.emit("Concat", parts, {"axis": axis}) if rest else call.arg(2)
-    order = np.argsort(np.concatenate([places, whole]))
-    if count > 1 or rest:
+    parts = [call.arg(2), *([others] if others else [])]
+    joined = call.emit("Concat", parts, {"axis": axis}) if others else call.arg(2)
+    order = np.argsort(np.concatenate([written_at, untouched]))
+    if count > 1 or others:
         call.result("Gather", [joined, call.constant(order, "order")], {"axis": axis})
     else:
         call.bind(joined)

@@ -93,18 +93,18 @@ def _concat(call: Call) -> None:
 def _split(call: Call) -> None:
     shape = call.shape()
     axis = call.axis(call.attr("axis", 0), len(shape))
-    whole = shape[axis]
+    extent = shape[axis]
     keep = True
     if not call.has(1):
-        sizes, keep = [1] * whole, bool(call.attr("keepdims", 1))
+        sizes, keep = [1] * extent, bool(call.attr("keepdims", 1))
     else:
         sizes = call.ints(1, "the list of sizes")
         if not call.shape(1):  # one size for all
             if sizes[0] < 1:
                 raise ShapeError(f"parts of {sizes[0]}")
-            sizes = [min(sizes[0], whole - k) for k in range(0, whole, sizes[0])]
-    if min(sizes, default=0) < 0 or sum(sizes) != whole or len(sizes) > MOST:
-        raise ShapeError(f"parts {sizes[:8]} of a dim of {whole}")
+            sizes = [min(sizes[0], extent - k) for k in range(0, extent, sizes[0])]
+    if min(sizes, default=0) < 0 or sum(sizes) != extent or len(sizes) > MOST:
+        raise ShapeError(f"parts {sizes[:8]} of a dim of {extent}")
     shapes = [(*shape[:axis], n, *shape[axis + 1 :]) for n in sizes]
     names = [f"{call.name(0)}/{k}" for k in range(len(sizes))]
     parts = (

@@ -159,15 +159,15 @@ def _computed(draft: Draft, trainable: set[str], constants: Mapping[str, np.ndar
             " that is in the file (torch.onnx.export(..., optimize=False) keeps what they are"
             " made of)"
         )
-    tables = [
+    folded = [
         n
         for n, a in constants.items()
         if n.startswith("onnx::Add_") and a.dtype.kind == "f" and a.ndim > 1 and not _mask(a)
     ]
-    if tables:
-        and_more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
+    if folded:
+        and_more = f" and {len(folded) - 1} more" if len(folded) > 1 else ""
         return (
-            f"not trained: {tables[0]!r} {list(constants[tables[0]].shape)}{and_more}, which the"
+            f"not trained: {folded[0]!r} {list(constants[folded[0]].shape)}{and_more}, which the"
             " exporter computed: parameters may be in it, such as position embeddings"
             " (torch.onnx.export(..., do_constant_folding=False) keeps what it is made of)"
         )
@@ -191,7 +191,7 @@ def _fold_rest(draft: Draft, trainable: set[str]) -> None:
             and math.prod(draft.shape(name)) <= FOLD_ELEMENTS
         ):
             known.add(name)
-    kept: list[Op] = []
+    remaining: list[Op] = []
     for op in draft.ops:
         small = all(math.prod(draft.shape(o)) <= FOLD_ELEMENTS for o in op.outputs if o)
         if (
@@ -206,8 +206,8 @@ def _fold_rest(draft: Draft, trainable: set[str]) -> None:
                 draft.values[op.outputs[0]] = value
                 known.add(op.outputs[0])
                 continue
-        kept.append(op)
-    draft.ops = kept
+        remaining.append(op)
+    draft.ops = remaining
 
 
 def _of_the_model(name: str) -> bool:

@@ -384,27 +384,27 @@ def resolve_ties(draft: Draft) -> list[Use]:
         by_leaf.setdefault(use.leaf, []).append(use)
     joined = _join_copies(draft, by_leaf)
     readers = users(draft)
-    again = _second_calls(draft, by_leaf)
+    second_calls = _second_calls(draft, by_leaf)
     parted: list[str] = []
     shared = _called_together(by_leaf)
     for leaf in list(by_leaf):
-        soft = [
+        partable = [
             u
             for u in by_leaf[leaf]
             if u.kind in ("scale", "bias") and (u.direct or _view(draft, u, readers) is not None)
         ]
         if _made_alike(draft, leaf, by_leaf[leaf]):
-            soft = by_leaf[leaf]
-        elif len(soft) != len(by_leaf[leaf]) or not (
-            _may_part(draft, leaf) or _of_one_module(leaf, soft, shared)
+            partable = by_leaf[leaf]
+        elif len(partable) != len(by_leaf[leaf]) or not (
+            _may_part(draft, leaf) or _of_one_module(leaf, partable, shared)
         ):
             continue
-        if len(soft) < 2:
+        if len(partable) < 2:
             continue
         groups: dict[str, list[Use]] = {}
-        for use in soft:
+        for use in partable:
             scope = use.op.scope or use.op.id
-            groups.setdefault(again.get(scope, scope), []).append(use)
+            groups.setdefault(second_calls.get(scope, scope), []).append(use)
         keeper = next(
             (scope for scope in groups if leaf.startswith(scope + ".")), next(iter(groups))
         )
@@ -528,13 +528,13 @@ def _join_copies(draft: Draft, by_leaf: dict[str, list[Use]]) -> bool:
     for name, origin in draft.copy_of.items():
         if name in draft.refs:
             families.setdefault(origin, []).append(name)
-    kept, joined = 0, False
+    kept_apart, joined = 0, False
     for origin, copies in families.items():
         names = [n for n in (origin, *copies) if n in draft.refs]
-        own = [u for n in names for u in by_leaf.get(n, ())]
-        soft = all(u.kind in ("scale", "bias") for u in own) and _may_part(draft, origin)
-        if soft or _undrawn(draft, names[0]):
-            kept += len(copies)
+        uses = [u for n in names for u in by_leaf.get(n, ())]
+        partable = all(u.kind in ("scale", "bias") for u in uses) and _may_part(draft, origin)
+        if partable or _undrawn(draft, names[0]):
+            kept_apart += len(copies)
             continue
         first = names[0]
         for name in names[1:]:
@@ -544,9 +544,9 @@ def _join_copies(draft: Draft, by_leaf: dict[str, list[Use]]) -> bool:
                 by_leaf.setdefault(first, []).extend(by_leaf.pop(name, []))
                 del draft.refs[name]
                 joined = True
-    if kept:
+    if kept_apart:
         draft.notes.append(
-            f"{kept} weights that the exporter stored once because their values are equal"
+            f"{kept_apart} weights that the exporter stored once because their values are equal"
             " are separate parameters"
         )
     return joined

@@ -28,29 +28,29 @@ def drop_weight_casts(draft: Draft) -> None:
     readers = users(draft)
     instead: dict[Op, list[Op]] = {}
     for leaf in dict.fromkeys(use.leaf for use in parameter_uses(draft)):
-        ways, elsewhere = _ways(readers, leaf, draft.outputs)
-        kinds = {str(way[-1].attrs["to"]) for way in ways}
+        paths, elsewhere = _paths_to_casts(readers, leaf, draft.outputs)
+        kinds = {str(path[-1].attrs["to"]) for path in paths}
         if not elsewhere and len(kinds) == 1:
             (kind,) = kinds
-            for name in {leaf, *(op.outputs[0] for way in ways for op in way)}:
+            for name in {leaf, *(op.outputs[0] for path in paths for op in path)}:
                 draft.types[name] = draft.shape(name), kind
-            for way in ways:
-                _rename(readers, way[-1].outputs[0], way[-1].inputs[0])
-                instead[way[-1]] = []
+            for path in paths:
+                _rename(readers, path[-1].outputs[0], path[-1].inputs[0])
+                instead[path[-1]] = []
         elif leaf in draft.refs and len(draft.shape(leaf)) > 1:
             for kind in sorted(kinds):
-                apart = [way for way in ways if way[-1].attrs["to"] == kind]
-                instead |= _read_apart(draft, readers, leaf, kind, apart)
+                of_kind = [path for path in paths if path[-1].attrs["to"] == kind]
+                instead |= _read_apart(draft, readers, leaf, kind, of_kind)
     draft.ops = [new for op in draft.ops for new in instead.get(op, [op])]
     draft.maker = {o: op for op in draft.ops for o in op.outputs if o}
 
 
-def _ways(
+def _paths_to_casts(
     readers: dict[str, list[Op]], leaf: str, results: Sequence[str]
 ) -> tuple[list[tuple[Op, ...]], bool]:
-    """The ways from a leaf through views to a cast to another float type, each with the cast at its
-    end, and whether it is read in any other way. results: the model's, which keep their names."""
-    ways, elsewhere = list[tuple[Op, ...]](), False
+    """The paths from a leaf through views to a cast to another float type, each with the cast at
+    its end, and whether it is read otherwise, too. results: the model's, which keep their names."""
+    paths, elsewhere = list[tuple[Op, ...]](), False
     stack: list[tuple[str, tuple[Op, ...]]] = [(leaf, ())]
     while stack:
         name, views = stack.pop()
@@ -58,12 +58,12 @@ def _ways(
             if op.outputs and op.outputs[0] in results:
                 elsewhere = True
             elif op.op == "Cast" and str(op.attrs["to"]) in TRAINABLE:
-                ways.append((*views, op))
+                paths.append((*views, op))
             elif op.op in _VIEWS and op.inputs[0] == name:
                 stack.append((op.outputs[0], (*views, op)))
             else:
                 elsewhere = True
-    return ways, elsewhere
+    return paths, elsewhere
 
 
 def _rename(readers: dict[str, list[Op]], old: str, new: str) -> None:
@@ -74,7 +74,7 @@ def _rename(readers: dict[str, list[Op]], old: str, new: str) -> None:
 
 
 def _read_apart(
-    draft: Draft, readers: dict[str, list[Op]], leaf: str, kind: str, ways: list[tuple[Op, ...]]
+    draft: Draft, readers: dict[str, list[Op]], leaf: str, kind: str, paths: list[tuple[Op, ...]]
 ) -> dict[Op, list[Op]]:
     """Let what reads casts of a leaf to one type read views of the leaf under a second name, of
     that type. What takes the place of each cast."""
@@ -82,14 +82,14 @@ def _read_apart(
     draft.types[copy], draft.refs[copy] = (draft.shape(leaf), kind), draft.refs[leaf]
     draft.copy_of[copy] = leaf
     instead: dict[Op, list[Op]] = {}
-    for *views, cast in ways:
-        name, copied_views = copy, list[Op]()
+    for *views, cast in paths:
+        name, views_of_copy = copy, list[Op]()
         for view in views:
             fresh = draft.fresh(view.outputs[0])
             draft.types[fresh] = draft.shape(view.outputs[0]), kind
             inputs, number = [name, *view.inputs[1:]], f"{cast.id}/{view.id}"
-            copied_views.append(Op(view.op, inputs, [fresh], dict(view.attrs), number))
+            views_of_copy.append(Op(view.op, inputs, [fresh], dict(view.attrs), number))
             name = fresh
         _rename(readers, cast.outputs[0], name)
-        instead[cast] = copied_views
+        instead[cast] = views_of_copy
     return instead
