@@ -283,9 +283,9 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
         return capped_passes(pieces, _layers(pieces.node))
     if pieces.grouped_experts:
         return [_grouped(pieces, split) for split in pieces.splits]
-    itemsize, kept = pieces.itemsize("float32"), kept_itemsize(pieces)
+    itemsize, weight_itemsize = pieces.itemsize("float32"), kept_itemsize(pieces)
     layers, passes = _layers(pieces.node), list[Passes]()
-    short = bool(pieces.node.attrs.get(KEPT_FLOAT8))
+    stored_float8 = bool(pieces.node.attrs.get(KEPT_FLOAT8))
     summed = len(pieces.trained_slots & {3, 4, 5})
     for split in pieces.splits:
         rows, count = blocks(pieces.rule, split, pieces.mesh, pieces.trained)
@@ -304,15 +304,18 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
             pieces.rule.sizes["e"] // local["e"],
         )
         experts, moved = often / count, 4 * rows * h * itemsize
-        product = Kernel(2.0 * rows * h * f, h * f * kept + rows * (h + f) * itemsize)
+        product = Kernel(2.0 * rows * h * f, h * f * weight_itemsize + rows * (h + f) * itemsize)
         cast_kernels = tuple(
-            Kernel(0.0, moved, often) for moved in casts(rows * (h + f) * itemsize, short)
+            Kernel(0.0, moved, often) for moved in casts(rows * (h + f) * itemsize, stored_float8)
         )
         forward = (Kernel(0.0, moved, often), *cast_kernels, replace(product, often=layers * often))
-        again = tuple(replace(k, often=pieces.backward * k.often) for k in forward)
+        backward_kernels = tuple(replace(k, often=pieces.backward * k.often) for k in forward)
         sums = Kernel(0.0, SUM_BYTES * h * f, summed * often)
         passes.append(
-            (forward, (*again, sums, Kernel(0.0, LAST_SUM_BYTES * h * f, summed * experts)))
+            (
+                forward,
+                (*backward_kernels, sums, Kernel(0.0, LAST_SUM_BYTES * h * f, summed * experts)),
+            )
         )
     return passes
 

@@ -67,19 +67,21 @@ def _gather_nd(call: Call) -> str:
 def _gather_elements_rule(node: Node, graph: Graph) -> Rule:
     data, indices = graph.shapes(node.inputs)
     axis = int(node.attrs["axis"])  # type: ignore[arg-type]
-    left, right = [], []
+    data_dims, index_dims = [], []
     for i, (a, b) in enumerate(zip(data, indices, strict=True)):
         if i == axis:
-            left.append("v!")
-            right.append("j")
+            data_dims.append("v!")
+            index_dims.append("j")
         elif a == b:
-            left.append(f"d{i}")
-            right.append(f"d{i}")
+            data_dims.append(f"d{i}")
+            index_dims.append(f"d{i}")
         else:
-            left.append(f"v{i}!")
-            right.append(f"j{i}!")
+            data_dims.append(f"v{i}!")
+            index_dims.append(f"j{i}!")
     return parse(
-        f"{' '.join(left)}, {' '.join(right)} -> {' '.join(right)}", (data, indices), (indices,)
+        f"{' '.join(data_dims)}, {' '.join(index_dims)} -> {' '.join(index_dims)}",
+        (data, indices),
+        (indices,),
     )
 
 

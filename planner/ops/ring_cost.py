@@ -61,38 +61,40 @@ def fused_ring(
 ) -> Passes:
     """The kernels of both passes. flops: of the forward pass over all pairs of the device's
     queries and all keys; products: FLOPs of the backward pass as a multiple of them."""
-    met = met_on_ring(pieces, split)
-    queries, keys = met[0].queries, met[0].keys
+    steps_met = met_on_ring(pieces, split)
+    queries, keys = steps_met[0].queries, steps_met[0].keys
     width = pieces.graph.shapes(pieces.node.inputs[1:2])[0][3]
     of_pair = flops / (queries * pieces.graph.shapes(pieces.node.inputs[1:2])[0][2])
     q, kv, out, rows = sizes.queries, sizes.keys, sizes.result, sizes.rows
     forward, backward = [], []
-    for one in met:
-        part, near = one.queries / queries, one.keys / keys
+    for step in steps_met:
+        queries_share, keys_share = step.queries / queries, step.keys / keys
         splash = pieces.attention_kernel == "splash"
-        count = one.positions.splash_pairs if splash else one.positions.pairs
-        work = of_pair * count(one.queries, one.keys)
-        moved = part * (q + out + rows) + near * kv
+        count = step.positions.splash_pairs if splash else step.positions.pairs
+        work = of_pair * count(step.queries, step.keys)
+        moved_bytes = queries_share * (q + out + rows) + keys_share * kv
         forward += [
-            Kernel(work, moved, one.often, attention=AttentionPass(False, width)),
-            Kernel(0.0, part * (out + 3 * rows + 2 * sizes.wide_result), one.often),
+            Kernel(work, moved_bytes, step.often, attention=AttentionPass(False, width)),
+            Kernel(0.0, queries_share * (out + 3 * rows + 2 * sizes.wide_result), step.often),
         ]
-        read_bytes = part * (2 * q + 2 * out + rows) + 2 * near * kv
-        sums = part * (q + 2 * sizes.wide_queries) + near * (kv + 2 * sizes.wide_keys)
+        read_bytes = queries_share * (2 * q + 2 * out + rows) + 2 * keys_share * kv
+        sums = queries_share * (q + 2 * sizes.wide_queries) + keys_share * (
+            kv + 2 * sizes.wide_keys
+        )
         backward += [
-            Kernel(products * work, read_bytes, one.often, attention=AttentionPass(True, width)),
-            Kernel(0.0, sums, one.often),
+            Kernel(products * work, read_bytes, step.often, attention=AttentionPass(True, width)),
+            Kernel(0.0, sums, step.often),
         ]
     forward.append(Kernel(0.0, sizes.wide_result + out))
     backward.append(Kernel(0.0, sizes.wide_queries + sizes.wide_keys + q + kv))
     if is_balanced(pieces.rule, split, pieces.mesh):
-        steps = met[1].often / 2
+        half_steps = steps_met[1].often / 2
         forward += [
-            Kernel(0.0, q + 2 * kv, steps),  # halves cut out
+            Kernel(0.0, q + 2 * kv, half_steps),  # halves cut out
             *(Kernel(0.0, 2 * x) for x in (q, kv, out)),
         ]
         backward += [
-            Kernel(0.0, q + 2 * out + 2 * kv, steps),
+            Kernel(0.0, q + 2 * out + 2 * kv, half_steps),
             *(Kernel(0.0, 2 * x) for x in (q, kv, out, q, kv)),
         ]
     return tuple(forward), tuple(backward)

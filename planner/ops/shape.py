@@ -21,52 +21,59 @@ def reshape_factors(
     Walks both shapes major first; where neither remaining extent divides the other, the rest of
     that group is opaque (whole).
     """
-    left: list[list[str]] = [[] for _ in source]
-    right: list[list[str]] = [[] for _ in target]
+    source_factors: list[list[str]] = [[] for _ in source]
+    target_factors: list[list[str]] = [[] for _ in target]
     sizes: dict[str, int] = {}
-    whole: set[str] = set()
+    opaque: set[str] = set()
     i = j = 0
-    a = b = 1  # what is left of source[i-1], target[j-1]
+    source_rest = target_rest = 1  # what is left of source[i-1], target[j-1]
     while True:
-        if a == 1:
+        if source_rest == 1:
             while i < len(source) and source[i] == 1:
                 i += 1
-        if b == 1:
+        if target_rest == 1:
             while j < len(target) and target[j] == 1:
                 j += 1
-        if a == 1 and i < len(source):
-            a, i = source[i], i + 1
-        if b == 1 and j < len(target):
-            b, j = target[j], j + 1
-        if a == 1 and b == 1:
+        if source_rest == 1 and i < len(source):
+            source_rest, i = source[i], i + 1
+        if target_rest == 1 and j < len(target):
+            target_rest, j = target[j], j + 1
+        if source_rest == 1 and target_rest == 1:
             break
         name = f"f{len(sizes)}"
-        if a % b == 0 or b % a == 0:
-            size = min(a, b)
+        if source_rest % target_rest == 0 or target_rest % source_rest == 0:
+            size = min(source_rest, target_rest)
             sizes[name] = size
-            left[i - 1].append(name)
-            right[j - 1].append(name)
-            a, b = a // size, b // size
+            source_factors[i - 1].append(name)
+            target_factors[j - 1].append(name)
+            source_rest, target_rest = source_rest // size, target_rest // size
         else:  # opaque until the running products meet again
-            for side, extent, dim in ((left, a, i - 1), (right, b, j - 1)):
+            for side, extent, dim in (
+                (source_factors, source_rest, i - 1),
+                (target_factors, target_rest, j - 1),
+            ):
                 name = f"f{len(sizes)}"
                 sizes[name] = extent
-                whole.add(name)
+                opaque.add(name)
                 side[dim].append(name)
-            pa, pb = a, b
-            while pa != pb:
-                side, shape = (left, source) if pa < pb else (right, target)
+            source_product, target_product = source_rest, target_rest
+            while source_product != target_product:
+                side, shape = (
+                    (source_factors, source)
+                    if source_product < target_product
+                    else (target_factors, target)
+                )
                 name = f"f{len(sizes)}"
-                dim = i if pa < pb else j
+                dim = i if source_product < target_product else j
                 sizes[name] = shape[dim]
-                whole.add(name)
+                opaque.add(name)
                 side[dim].append(name)
-                if pa < pb:
-                    pa, i = pa * shape[dim], i + 1
+                if source_product < target_product:
+                    source_product, i = source_product * shape[dim], i + 1
                 else:
-                    pb, j = pb * shape[dim], j + 1
-            a = b = 1
-    return left, right, sizes, whole
+                    target_product, j = target_product * shape[dim], j + 1
+            source_rest = target_rest = 1
+    return source_factors, target_factors, sizes, opaque
 
 
 def _reshape_rule(node: Node, graph: Graph) -> Rule:

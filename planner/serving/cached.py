@@ -100,11 +100,11 @@ def form_of(proto: Any, name: str, dims: Mapping[str, int] | None = None) -> For
     graph = proto.graph
     stored = {t.name for t in graph.initializer}
     inputs = {i.name: i for i in graph.input if i.name not in stored}
-    kept = _states(inputs, {o.name: o for o in graph.output}, name)
-    going = {present for _, present, _ in kept}
+    states = _states(inputs, {o.name: o for o in graph.output}, name)
+    going = {present for _, present, _ in states}
     pasts = {
         n: _place(n)
-        for n in inputs.keys() - {past for past, *_ in kept}
+        for n in inputs.keys() - {past for past, *_ in states}
         if _PAST.search(n) and _rank(inputs[n]) == 4
     }
     presents = {
@@ -113,17 +113,17 @@ def form_of(proto: Any, name: str, dims: Mapping[str, int] | None = None) -> For
         if o.name not in going
         and (_PRESENT.search(o.name) or (_LEAD.match(o.name) and _rank(o) == 4))
     }
-    if not kept and (not pasts or not presents):
+    if not states and (not pasts or not presents):
         raise PlanError(
             "P220",
             f"{name} has no cache: generating with it would compute every earlier token again",
             help=[EXPORT],
         )
-    loose = [n for n, place in pasts.items() if place is None or place not in presents]
-    if loose or len(set(pasts.values())) < len(pasts) or "encoder" in " ".join(pasts):
-        raise _unclear(name, f"which output continues {(loose or list(pasts))[0]!r}")
+    unmatched = [n for n, place in pasts.items() if place is None or place not in presents]
+    if unmatched or len(set(pasts.values())) < len(pasts) or "encoder" in " ".join(pasts):
+        raise _unclear(name, f"which output continues {(unmatched or list(pasts))[0]!r}")
     order = sorted(pasts, key=lambda n: pasts[n] or (0, ""))
-    rest = [n for n in inputs if n not in pasts and n not in {past for past, *_ in kept}]
+    rest = [n for n in inputs if n not in pasts and n not in {past for past, *_ in states}]
     mask, positions = (
         next((n for n in rest if word in n.lower()), "") for word in ("mask", "position")
     )
@@ -143,9 +143,9 @@ def form_of(proto: Any, name: str, dims: Mapping[str, int] | None = None) -> For
         logits=logits,
         pairs=tuple((n, presents[pasts[n]]) for n in order),
         sizes={n: (heads, width) for n, (heads, width) in sizes.items()},
-        rows=tuple((past, present) for past, present, shape in kept if len(shape) == 2),
-        states=tuple((past, present) for past, present, shape in kept if len(shape) == 3),
-        shapes={past: shape for past, _, shape in kept},
+        rows=tuple((past, present) for past, present, shape in states if len(shape) == 2),
+        states=tuple((past, present) for past, present, shape in states if len(shape) == 3),
+        shapes={past: shape for past, _, shape in states},
     )
 
 

@@ -56,10 +56,10 @@ def of_traffic(
     """What is behind collectives that differ. folder: the compiler's dumps after each pass;
     compiled: the final program's totals; what no pass explains of them is said; exact: the program
     writes its collectives out (shard_map)."""
-    seen = history(
+    changes = history(
         folder, mesh, lambda text: Origins.of(text, source).name, merge_ar_slice=not exact
     )
-    if seen is None:
+    if changes is None:
         return Sent(("the compiler wrote no dumps after its passes, so no pass can be named",))
     wanted: dict[tuple[str, str], Counter[tuple[int, str]]] = {}
     for use in (u for u in uses if not u.merged):
@@ -67,26 +67,30 @@ def of_traffic(
         wanted.setdefault((use.kind, label), Counter())[
             use.payload_bytes, f"{use.phase} of {use.what}"
         ] += use.count
-    begun = totals(seen.first)
+    first_totals = totals(changes.first)
     rows = []
     compiler_bytes: dict[tuple[str, str], int] = {}
     changed: Counter[str] = Counter()
-    for key in {*wanted, *compiled, *begun}:
+    for key in {*wanted, *compiled, *first_totals}:
         predicted = sum(size * n for (size, _), n in wanted.get(key, Counter()).items())
         delta = compiled.get(key, 0) - predicted
         if not delta:
             continue
-        written = begun.get(key, 0) - predicted
-        by: dict[str, int] = {}
-        for change in seen.later:
+        written = first_totals.get(key, 0) - predicted
+        bytes_by_pass: dict[str, int] = {}
+        for change in changes.later:
             if (change.kind, change.axes) == key:
-                by[change.by] = by.get(change.by, 0) + change.delta_bytes
-        unseen = delta - written - sum(by.values())
-        compiler_bytes[key] = max(0, abs(delta) - abs(written) - abs(unseen))
-        changed.update({name: abs(size) for name, size in by.items()})
-        by = {"as emitted" if exact else "partitioner": written, **by, "seen in no pass": unseen}
-        passes = ", ".join(f"{name} {size:+,} B" for name, size in by.items() if size)
-        what = _unexplained(wanted.get(key, Counter()), seen.settled.get(key, Counter()))
+                bytes_by_pass[change.by] = bytes_by_pass.get(change.by, 0) + change.delta_bytes
+        in_no_pass = delta - written - sum(bytes_by_pass.values())
+        compiler_bytes[key] = max(0, abs(delta) - abs(written) - abs(in_no_pass))
+        changed.update({name: abs(size) for name, size in bytes_by_pass.items()})
+        bytes_by_pass = {
+            "as emitted" if exact else "partitioner": written,
+            **bytes_by_pass,
+            "seen in no pass": in_no_pass,
+        }
+        passes = ", ".join(f"{name} {size:+,} B" for name, size in bytes_by_pass.items() if size)
+        what = _unexplained(wanted.get(key, Counter()), changes.settled.get(key, Counter()))
         rows.append(
             (
                 -abs(delta),
@@ -107,18 +111,19 @@ def _unexplained(wanted: Counter[tuple[int, str]], compiled: Counter[tuple[str, 
         sizes[size] += n
     extra = []
     for (array, size, what), n in sorted(compiled.items(), key=lambda r: (-r[0][1], r[0])):
-        here = min(n, sizes[size])
-        sizes[size] -= here
-        if n > here:
+        matched = min(n, sizes[size])
+        sizes[size] -= matched
+        if n > matched:
             extra.append(
-                f"{array}{f' x{n - here}' if n - here > 1 else ''}{f' of {what}' if what else ''}"
+                f"{array}{f' x{n - matched}' if n - matched > 1 else ''}"
+                f"{f' of {what}' if what else ''}"
             )
     missing = []
     for (size, what), n in sorted(wanted.items(), key=lambda r: (-r[0][0], r[0])):
-        here = min(n, sizes[size])
-        sizes[size] -= here
-        if here:
-            missing.append(f"{size:,} B{f' x{here}' if here > 1 else ''} ({what})")
+        matched = min(n, sizes[size])
+        sizes[size] -= matched
+        if matched:
+            missing.append(f"{size:,} B{f' x{matched}' if matched > 1 else ''} ({what})")
     parts = [f"not predicted: {_few(extra)}"] if extra else []
     return "; ".join(parts + ([f"predicted and not there: {_few(missing)}"] if missing else []))
 
@@ -244,12 +249,12 @@ def of_temporaries(
 
 
 def of_memory(
-    text: str, source: str, assignment: Assignment, kept: int, other: int
+    text: str, source: str, assignment: Assignment, activations_bytes: int, working_bytes: int
 ) -> tuple[str, ...]:
     """Lines about the moment when most of the temporary memory is in use: three sums that add up to
-    the difference, and the values behind them. kept, other: predicted bytes of activations, and of
-    gradients and working memory, in tiles where those are priced. Nothing where the compiler wrote
-    no lives of its values.
+    the difference, and the values behind them. activations_bytes, working_bytes: predicted, of
+    activations and of gradients and working memory, in tiles where those are priced. Nothing where
+    the compiler wrote no lives of its values.
     """
     moment = assignment.moment
     if moment is None:
@@ -258,20 +263,20 @@ def of_memory(
     tiles = sum(h.tile_bytes for h in moment.held)
     turn = serves.backward(assignment.schedule)
     forward = sum(h.size_bytes for h in moment.held if h.first < turn)
-    after = moment.used_bytes - forward
+    made_later = moment.used_bytes - forward
     gaps = assignment.arena_bytes - moment.used_bytes
     where = serves.who(moment.at) or "no line of the program"
     lines = [
         (
-            f"temporaries {assignment.arena_bytes - kept - other:+,} B: gaps between values"
-            f" {gaps:+,} B, from the forward pass {forward - kept:+,} B, made later"
-            f" {after - other:+,} B"
+            f"temporaries {assignment.arena_bytes - activations_bytes - working_bytes:+,} B: gaps"
+            f" between values {gaps:+,} B, from the forward pass"
+            f" {forward - activations_bytes:+,} B, made later {made_later - working_bytes:+,} B"
         ),
         (
             f"most of them at {where} ({moment.at}): {moment.used_bytes:,} B in use of"
-            f" {assignment.arena_bytes:,} B, {forward:,} B from the forward pass ({kept:,} B of"
-            f" activations predicted), {after:,} B made later ({other:,} B of gradients and working"
-            " memory)"
+            f" {assignment.arena_bytes:,} B, {forward:,} B from the forward pass"
+            f" ({activations_bytes:,} B of activations predicted), {made_later:,} B made later"
+            f" ({working_bytes:,} B of gradients and working memory)"
         ),
     ]
     padded = sorted((h for h in moment.held if h.tile_bytes), key=lambda h: -h.tile_bytes)

@@ -3,11 +3,11 @@ against the best kind alone.
 
     even      one mesh over all devices, which share the work evenly: the search as for one kind
     islands   groups of as many devices of one kind each, on the same mesh; the batch's microbatches
-              are dealt out so that all islands end together (planner.pricing.islands)
+              are shared out so that all islands end together (planner.pricing.islands)
     alone     one kind of them, the others left out
 
 The mesh of an island, and all that is cut on it, is searched for on the devices of each kind by
-itself, for the whole batch: what one island would run alone. Its microbatches are then dealt out,
+itself, for the whole batch: what one island would run alone. Its microbatches are then shared out,
 with smaller ones too where these share out better. The plan of the shortest step is taken; where
 devices of one kind are faster alone, that is the plan, and the answer says so.
 """
@@ -40,7 +40,7 @@ from planner.support.text import percent
 from planner.workload.model import Model
 
 FINER = 8
-"""Microbatches are dealt out in up to so many times the number that an island alone would run."""
+"""Microbatches are shared out in up to so many times the number that an island alone would run."""
 FINER_TRIED = 3
 """For so many finer numbers the island's plan is searched again, with these pinned."""
 EVEN = "even_shares"
@@ -131,7 +131,7 @@ def _told(
     alone: tuple[Request, SearchResult] | None,
 ) -> str:
     """The three ways beside each other."""
-    ways = {
+    how = {
         "islands": "in shares by speed",
         "even": "in equal shares",
         "alone": f"{alone[0].topology.devices} x {alone[0].topology.device.name} alone"
@@ -139,32 +139,35 @@ def _told(
         else "one kind alone",
     }
     times = {w: show_time(s) if s < float("inf") else "no plan" for w, s in step_s.items()}
-    others = ", ".join(f"{ways[w]} {times[w]}" for w in ways if w != best)
+    others = ", ".join(f"{how[w]} {times[w]}" for w in how if w != best)
     rest = "; the others are left out: together they take longer" if best == "alone" else ""
-    return f"{ways[best]} {times[best]} a step, {others}{rest}"
+    return f"{how[best]} {times[best]} a step, {others}{rest}"
 
 
 def _better_batch(model: Model, shared: _Shared) -> tuple[Finding, ...]:
-    """The batch near the one asked for that is dealt out better in microbatches of the same size,
+    """The batch near the one asked for that is shared out better in microbatches of the same size,
     where it is worth a word."""
-    now = shared.best.plan.microbatches
-    rows = model.batch // now
+    chosen = shared.best.plan.microbatches
+    rows = model.batch // chosen
 
     def samples_per_s(microbatches: int) -> float:
-        turns = dealt_out(shared.seconds, microbatches)
-        ends = (f + n * each_s for (f, each_s), n in zip(shared.seconds, turns, strict=True))
+        island_microbatches = shares_by_speed(shared.seconds, microbatches)
+        ends = (
+            f + n * each_s
+            for (f, each_s), n in zip(shared.seconds, island_microbatches, strict=True)
+        )
         return microbatches * rows / max(ends)
 
-    near = range(max(len(shared.seconds), now // 2), 2 * now + 1)
-    best = max(near, key=samples_per_s, default=now)
-    gain = samples_per_s(best) / samples_per_s(now) - 1
+    nearby = range(max(len(shared.seconds), chosen // 2), 2 * chosen + 1)
+    best = max(nearby, key=samples_per_s, default=chosen)
+    gain = samples_per_s(best) / samples_per_s(chosen) - 1
     if gain < WORTH_A_WORD:
         return ()
-    turns = "+".join(map(str, dealt_out(shared.seconds, best)))
+    shares_text = "+".join(map(str, shares_by_speed(shared.seconds, best)))
     return (
         Finding(
             "batch",
-            f"--batch {best * rows} is dealt out as {turns} microbatches: about"
+            f"--batch {best * rows} is dealt out as {shares_text} microbatches: about"
             f" {percent(gain)} more samples a second",
         ),
     )
@@ -232,8 +235,8 @@ def _islands_alone(request: Request, levels: int) -> Iterator[Request]:
 def _shares_of(
     model: Model, request: Request, island: Request, counts: Sequence[int]
 ) -> Iterator[_Shared]:
-    """The best plan of one island's devices, dealt out in several numbers of microbatches: in those
-    of `counts` that are no fewer than it has."""
+    """The best plan of one island's devices, shared out in several numbers of microbatches: in
+    those of `counts` that are no fewer than it has."""
     places = request.topology.devices // island.topology.devices
     try:
         result = Search(model, island).run(how_close=False)
@@ -244,7 +247,7 @@ def _shares_of(
     first = max(result.best.plan.microbatches, places + 1)
     for micro in counts:
         if first <= micro <= FINER * first:
-            shared = _dealt(Search(model, island), request, result, places, micro)
+            shared = _shared_out(Search(model, island), request, result, places, micro)
             if shared is not None:
                 yield shared
 
@@ -255,11 +258,11 @@ def _counts(model: Model, request: Request) -> Sequence[int]:
     return (int(pinned),) if pinned else divisors(model.batch)
 
 
-def _dealt(
+def _shared_out(
     search: Search, request: Request, result: SearchResult, places: int, microbatches: int
 ) -> _Shared | None:
-    """The plan of an island's mesh with so many microbatches dealt out over all islands; None where
-    its splits are not possible on so small ones."""
+    """The plan of an island's mesh with so many microbatches shared out over all islands; None
+    where its splits are not possible on so small ones."""
     alone = result.best
     assert alone is not None
     try:
@@ -269,18 +272,18 @@ def _dealt(
         mesh = pinned_mesh(request.topology, {ISLAND: places, **dict(alone.plan.mesh)})
         mesh = Mesh(mesh.axes, alone.mesh.group)
         pricer = Pricer(request.topology, mesh, request.runtime, request.recipe)
-        whole = replace(
+        in_one_piece = replace(
             alone.plan,
             mesh=mesh.shape,
             microbatches=microbatches,
-            islands=(microbatches,),  # until they are dealt out
+            islands=(microbatches,),  # until they are shared out
         )
-        flow, runs = step_time.derived(base, whole)
+        flow, runs = step_time.derived(base, in_one_piece)
         seconds = _seconds(base, flow, runs, pricer)
-        turns = dealt_out(seconds, microbatches)
-        if max(turns) < 2 or not search.confirmed(microbatches):
+        island_microbatches = shares_by_speed(seconds, microbatches)
+        if max(island_microbatches) < 2 or not search.confirmed(microbatches):
             return None
-        plan = replace(whole, islands=turns)
+        plan = replace(in_one_piece, islands=island_microbatches)
         cost = price_plan(base, plan, pricer)[0]
     except PlanError:
         return None
@@ -316,7 +319,7 @@ def _seconds(
     return tuple(lines[group] for group in groups)
 
 
-def dealt_out(seconds: Sequence[tuple[float, float]], microbatches: int) -> tuple[int, ...]:
+def shares_by_speed(seconds: Sequence[tuple[float, float]], microbatches: int) -> tuple[int, ...]:
     """How many microbatches each island runs, at least one, such that the last ends as early as
     possible. seconds: of each island (beside its microbatches, of each of them)."""
     turns = [1] * len(seconds)

@@ -79,14 +79,14 @@ class Sweeper:
             ]
         )
 
-    def _plan(self, point: Point, *, remedies: bool | None = None, **more: Any) -> Row:
+    def _plan(self, point: Point, *, remedies: bool | None = None, **more_options: Any) -> Row:
         """One plan. remedies: whether to look for what would help where nothing fits; by default
         once for each hardware."""
-        n: int | None = point.devices
+        devices: int | None = point.devices
         chip = None
         try:
-            topology = described(point.hardware, n)
-            n, chip = topology.devices, topology.device
+            topology = described(point.hardware, devices)
+            devices, chip = topology.devices, topology.device
             where = (
                 {"topology": point.hardware}
                 if is_machine(point.hardware)
@@ -95,16 +95,16 @@ class Sweeper:
             source, dims = sized(self.source, {**self.common["dims"], **dict(point.dims)})
             sizes = {"batch": point.batch, "tokens_per_step": point.tokens_per_step, "dims": dims}
             helping = point.hardware not in self._helped if remedies is None else remedies
-            with self.watch(_said(point, n)) as line:
+            with self.watch(_said(point, devices)) as line:
                 options = {
                     **self.common,
                     "time_limit_s": self.left_s,
                     "hardware": None,
                     "topology": None,
                     **where,
-                    "devices": n,
+                    "devices": devices,
                     **sizes,
-                    **more,
+                    **more_options,
                 }
                 strategy = self.plan(source, progress=line.report, remedies=helping, **options)
         except PlanError as e:
@@ -112,10 +112,10 @@ class Sweeper:
                 raise KeyboardInterrupt from e
             if e.code == "P021" and remedies is None:
                 self._helped.add(point.hardware)
-            return Row(point, n, error=e, device=chip)
+            return Row(point, devices, error=e, device=chip)
         if strategy.solver.get("stopped") == "interrupt":
             raise KeyboardInterrupt
-        return Row(point, n, replace(strategy, graph=None), device=chip)
+        return Row(point, devices, replace(strategy, graph=None), device=chip)
 
     def _largest(self, point: Point) -> Row:
         """The largest batch that fits in one go: doubled from one row a device until it does not,

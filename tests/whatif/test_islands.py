@@ -21,7 +21,7 @@ from planner.pins.pins import Pins, parse_pins
 from planner.report.commands import reproduce
 from planner.strategy.read import load
 from planner.strategy.strategy import Strategy
-from planner.whatif.islands import dealt_out
+from planner.whatif.islands import shares_by_speed
 from planner.whatif.reprice import own_model, replan, reprice
 from planner.whatif.sweep import own_devices
 
@@ -244,7 +244,7 @@ def test_no_other_deal_ends_earlier(seconds: Sequence[tuple[float, float]], tota
     def end(turns: Sequence[int]) -> float:
         return max(f + n * e for (f, e), n in zip(seconds, turns, strict=True))
 
-    turns = dealt_out(seconds, total)
+    turns = shares_by_speed(seconds, total)
     every = (t for t in product(range(1, total), repeat=len(seconds)) if sum(t) == total)
     assert sum(turns) == total and min(turns) >= 1
     assert end(turns) <= min(map(end, every)) + 1e-9

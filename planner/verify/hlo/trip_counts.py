@@ -130,22 +130,24 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     test = _comparison(module, condition)
     if test is None:
         return None
-    (left, right), direction = test
+    (counter, limit), direction = test
     # Either side may be the bound: a constant, or an element that the body hands on unchanged.
-    if left.element is None or _body_element(module, body, left.element) == Linear(left.element, 0):
-        left, right, direction = right, left, _MIRROR[direction]
-    if left.element is None:
+    if counter.element is None or _body_element(module, body, counter.element) == Linear(
+        counter.element, 0
+    ):
+        counter, limit, direction = limit, counter, _MIRROR[direction]
+    if counter.element is None:
         return None
-    step = _body_element(module, body, left.element)
-    start = _initial(module, computation, loop, left.element)
-    bound: int | None = right.offset
-    if right.element is not None:
-        first = _initial(module, computation, loop, right.element)
-        kept = _body_element(module, body, right.element) == Linear(right.element, 0)
-        bound = right.offset + first if kept and first is not None else None
-    if step is None or step.element != left.element or start is None or bound is None:
+    step = _body_element(module, body, counter.element)
+    start = _initial(module, computation, loop, counter.element)
+    bound: int | None = limit.offset
+    if limit.element is not None:
+        first = _initial(module, computation, loop, limit.element)
+        unchanged = _body_element(module, body, limit.element) == Linear(limit.element, 0)
+        bound = limit.offset + first if unchanged and first is not None else None
+    if step is None or step.element != counter.element or start is None or bound is None:
         return None
-    return _trips(start + left.offset, step.offset, bound, direction)
+    return _trips(start + counter.offset, step.offset, bound, direction)
 
 
 def _trips(start: int, step: int, bound: int, direction: str) -> int | None:
