@@ -214,25 +214,25 @@ def _stage_slope(stage: tuple[Span, ...]) -> float:
 def _all_reduce(spans: tuple[Span, ...]) -> tuple[Line, ...]:
     """Each stage in the better of its ways. Ring and switch leave a shard for the next stage; a
     tree passes the whole payload on."""
-    partial: list[tuple[float, float, float]] = [
+    so_far: list[tuple[float, float, float]] = [
         (0.0, 0.0, 1.0)
     ]  # latency, slope, share of the payload that goes on to the next stage
     for stage in _stages(spans):
         n, s = _stage_size(stage), stage[0]
-        ways = [(2 * _stage_latency_s(stage), 2 * _stage_slope(stage), 1 / n)]
+        algorithms = [(2 * _stage_latency_s(stage), 2 * _stage_slope(stage), 1 / n)]
         if s.kind == "switch":
-            ways.append((2 * math.ceil(math.log2(n)) * s.latency_s, 2 / s.bytes_per_s, 1.0))
+            algorithms.append((2 * math.ceil(math.log2(n)) * s.latency_s, 2 / s.bytes_per_s, 1.0))
         if s.bus_bytes_per_s:
             # Bus bandwidth is quoted as 2 (n-1)/n P / time.
-            ways.append(
+            algorithms.append(
                 (s.bus_latency_s or 2 * s.latency_s, 2 * (n - 1) / n / s.bus_bytes_per_s, 1 / n)
             )
-        partial = [
+        so_far = [
             (a + latency, max(b, share * slope), share * rest)
-            for a, b, share in partial
-            for latency, slope, rest in ways
+            for a, b, share in so_far
+            for latency, slope, rest in algorithms
         ]
-    return _lower((a, b) for a, b, _ in partial)
+    return _lower((a, b) for a, b, _ in so_far)
 
 
 def _all_to_all(spans: tuple[Span, ...]) -> tuple[Line, ...]:

@@ -101,20 +101,20 @@ def time_range(runtime: Runtime, asked: Asked) -> TimeRange:
 
 def _beyond(asked: Asked, rows: Mapping[str, Any]) -> list[tuple[str, bool]]:
     """Reasons why a price goes beyond the published runs of a kind of device."""
-    most = rows["reach"]
+    reach = rows["reach"]
     return [
         (
             f"no run on {asked.device} is among the published runs of XLA programs compared",
-            asked.device not in most["devices_named"] and not asked.calibrated,
+            asked.device not in reach["devices_named"] and not asked.calibrated,
         ),
-        (f"published runs go up to {most['devices']:,} devices", asked.devices > most["devices"]),
+        (f"published runs go up to {reach['devices']:,} devices", asked.devices > reach["devices"]),
         (
-            f"published runs go up to {most['parameters'] / 1e9:,.0f} billion parameters",
-            asked.parameters > most["parameters"],
+            f"published runs go up to {reach['parameters'] / 1e9:,.0f} billion parameters",
+            asked.parameters > reach["parameters"],
         ),
         (
-            f"published runs go up to {most['sequence']:,} tokens a sequence",
-            asked.sequence > most["sequence"],
+            f"published runs go up to {reach['sequence']:,} tokens a sequence",
+            asked.sequence > reach["sequence"],
         ),
         ("no published run of a large model has pipeline stages compiled by XLA", asked.stages > 1),
         (

@@ -18,8 +18,8 @@ _WORDS = tuple(_KINDS)
 
 def _gemma4(f: Fields) -> tuple[Family, Any]:
     f.only("use_bidirectional_attention", None, "vision")
-    turns = _turns(f)
-    f.data = {**f.data, "rope_parameters": None, "rope_theta": turns["theta"]}
+    rotary = _rotary(f)
+    f.data = {**f.data, "rope_parameters": None, "rope_theta": rotary["theta"]}
     fields = decoder(
         f, hidden=2304, layers=30, heads=8, ff=9216, kv_heads=4, vocab=262144, seq=131072,
         acts=TANH, act_key="hidden_activation", tied=True, head_dim=256,
@@ -28,7 +28,7 @@ def _gemma4(f: Fields) -> tuple[Family, Any]:
     same = f.flag("attention_k_eq_v", False)
     capped = f.data.get("final_logit_softcapping")
     return gemma4.FAMILY, gemma4.Gemma4Config(
-        **fields | turns | _global_heads(f, kinds, same=same),
+        **fields | rotary | _global_heads(f, kinds, same=same),
         kinds=kinds,
         window=f.whole("sliding_window", 512),
         values_of_keys=same,
@@ -90,25 +90,25 @@ def _global_heads(f: Fields, kinds: str, *, same: bool) -> dict[str, Any]:
     return {"global_dim": own.maybe("head_dim"), "global_kv": own.maybe("num_key_value_heads")}
 
 
-def _turns(f: Fields) -> dict[str, Any]:
+def _rotary(f: Fields) -> dict[str, Any]:
     """Rotary positions of both kinds of layers."""
-    tables = f.data.get("rope_parameters")
-    if tables is not None and not isinstance(tables, dict):
+    by_layer_type = f.data.get("rope_parameters")
+    if by_layer_type is not None and not isinstance(by_layer_type, dict):
         raise f.bad("rope_parameters", "an object")
     by_kind = {}
     for kind in _KINDS:
-        table = (tables or {}).get(kind)
+        table = (by_layer_type or {}).get(kind)
         if table is not None and not isinstance(table, dict):
             raise f.bad("rope_parameters", f"an object in which {kind} is one")
         by_kind[kind] = Fields(f.path, table or {})
         if by_kind[kind].data.get("rope_type") != "proportional":
             rescaled(f, by_kind[kind].data)
-    whole = by_kind["full_attention"]
-    share = whole.number("partial_rotary_factor", 1.0 if tables else 0.25)
+    full_attention = by_kind["full_attention"]
+    share = full_attention.number("partial_rotary_factor", 1.0 if by_layer_type else 0.25)
     if share > 1:
-        raise whole.bad("partial_rotary_factor", "a number up to 1")
+        raise full_attention.bad("partial_rotary_factor", "a number up to 1")
     return {
-        "theta": whole.number("rope_theta", 1e6),
+        "theta": full_attention.number("rope_theta", 1e6),
         "global_share": share,
         "local_theta": by_kind["sliding_attention"].number("rope_theta", 1e4),
     }

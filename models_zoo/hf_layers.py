@@ -21,7 +21,7 @@ def near_layers(f: Fields, layers: int, *, every: int = 0, first: int = 0) -> di
     `every`-th layer attends to everything, and those before `first`)."""
     listed = f.data.get("layer_types")
     if listed is None:
-        near = [not (every and (i + 1) % every == 0) and i >= first for i in range(layers)]
+        is_local = [not (every and (i + 1) % every == 0) and i >= first for i in range(layers)]
     elif (
         not isinstance(listed, list)
         or len(listed) < layers
@@ -29,24 +29,24 @@ def near_layers(f: Fields, layers: int, *, every: int = 0, first: int = 0) -> di
     ):
         raise f.bad("layer_types", f"{layers} words or more, of " + ", ".join(_KINDS))
     else:
-        near = [_KINDS[kind] for kind in listed[:layers]]
-    if not any(near):
+        is_local = [_KINDS[kind] for kind in listed[:layers]]
+    if not any(is_local):
         return None
-    pattern = _pattern(near)
+    pattern = _pattern(is_local)
     if pattern is None:
         raise f.bad("layer_types", "each n-th layer, or those before one, attending to everything")
     return pattern
 
 
-def _pattern(near: Sequence[bool]) -> dict[str, int] | None:
+def _pattern(is_local: Sequence[bool]) -> dict[str, int] | None:
     """The zoo's two numbers for a list, None where it has none."""
-    start = near.index(True)
-    if all(near[start:]):
+    start = is_local.index(True)
+    if all(is_local[start:]):
         return {"window_from": start}
-    first = near.index(False)
-    more = near.index(False, first + 1) if near.count(False) > 1 else 2 * first + 1
-    every = more - first
-    if any(flag == (i % every == first) for i, flag in enumerate(near)):
+    first = is_local.index(False)
+    second = is_local.index(False, first + 1) if is_local.count(False) > 1 else 2 * first + 1
+    every = second - first
+    if any(flag == (i % every == first) for i, flag in enumerate(is_local)):
         return None
     shift = every - 1 - first
     return {"full_every": every} | ({"full_shift": shift} if shift else {})

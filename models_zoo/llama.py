@@ -313,23 +313,23 @@ def _turns(s: Scope, ids: str, c: LlamaConfig, cache: Cache | None) -> dict[bool
 def _masks(s: Scope, net: Net, c: LlamaConfig, cache: Cache | None) -> dict[bool, Masking]:
     """Who sees whom; under True in layers with a window or chunks."""
     if cache:
-        near = cache.within(c.window) if c.window else cache.allowed
-        near = cache.in_chunk(c.chunk) if c.chunk else near
-        return {False: Masking(keys=cache.allowed), True: Masking(keys=near)}
+        local = cache.within(c.window) if c.window else cache.allowed
+        local = cache.in_chunk(c.chunk) if c.chunk else local
+        return {False: Masking(keys=cache.allowed), True: Masking(keys=local)}
     causal = causal_mask(s, c.seq) if c.decomposed or c.cap else ""
     if c.alibi:
         bias = by_distance(s, c.heads, c.alibi, c.seq, _scale(c) if c.alibi_scaled else 1.0)
         return dict.fromkeys((False, True), Masking(True, causal_mask=causal, bias=bias))
     segments = _segments(s, net, c) if c.packed else ""
     masks = {False: Masking(causal=True, causal_mask=causal, keys=segments)}
-    near = ""
+    local = ""
     if c.chunk and c.chunk < c.seq:
         number = s.op("Div", positions(s, c.seq), s.i64(c.chunk))
-        near = s.op("Equal", s.op("Unsqueeze", number, s.ints(0)), _column(s, number))
+        local = s.op("Equal", s.op("Unsqueeze", number, s.ints(0)), _column(s, number))
     elif c.window and c.window < c.seq:
-        near = window_mask(s, c.seq, c.window)
-    both = s.op("And", segments, near) if near and segments else near or segments
-    return masks | {True: Masking(causal=True, causal_mask=causal, keys=both)}
+        local = window_mask(s, c.seq, c.window)
+    joined = s.op("And", segments, local) if local and segments else local or segments
+    return masks | {True: Masking(causal=True, causal_mask=causal, keys=joined)}
 
 
 def _column(s: Scope, row: str) -> str:

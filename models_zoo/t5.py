@@ -148,18 +148,18 @@ def _relative_bias(s: Scope, c: T5Config, length: int, *, both: bool) -> str:
         offset = s.op(
             "Mul", s.op("Cast", s.op("Greater", distance, s.i64(0)), to=7), s.i64(buckets)
         )
-        far = s.op("Abs", distance)
+        steps_away = s.op("Abs", distance)
     else:
-        far = s.op("Neg", s.op("Min", distance, s.i64(0)))
+        steps_away = s.op("Neg", s.op("Min", distance, s.i64(0)))
     exact = buckets // 2
     ratio = s.op(
-        "Div", s.op("Cast", s.op("Max", far, s.i64(1)), to=1), s.f32(exact)
+        "Div", s.op("Cast", s.op("Max", steps_away, s.i64(1)), to=1), s.f32(exact)
     )  # at least 1: log 0 is never used
     grown = s.op(
         "Mul", s.op("Log", ratio), s.f32((buckets - exact) / math.log(c.max_distance / exact))
     )
     large = s.op("Min", s.op("Add", s.op("Cast", grown, to=7), s.i64(exact)), s.i64(buckets - 1))
-    bucket = s.op("Where", s.op("Less", far, s.i64(exact)), far, large)
+    bucket = s.op("Where", s.op("Less", steps_away, s.i64(exact)), steps_away, large)
     bucket = s.op("Add", bucket, offset) if offset else bucket
     bias, _ = embedding(s, bucket, c.buckets, c.heads)  # [length, length, heads]
     return s.op("Unsqueeze", s.op("Transpose", bias, perm=[2, 0, 1]), s.ints(0))

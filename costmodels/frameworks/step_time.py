@@ -386,19 +386,19 @@ def _communication(
         seconds = use.count * collective_s(
             use.kind, use.axes, use.payload_bytes * wider, bucketed=use.bucketed
         )
-        ways: tuple[str, ...] = ()
+        labels: tuple[str, ...] = ()
         if use.place:
             each_s = seconds / work.times[use.place]
             places[use.place].sent_s[use.phase] += each_s
             if use.phase == "backward" and use.kind in SUMS:
                 places[use.place].summed_s += each_s
-                ways += (SUMMED,)
+                labels += (SUMMED,)
             if work.exchanges(use):
-                ways += (EXCHANGED,)
-                again = use.phase == "forward"  # runs again with a recomputed block
+                labels += (EXCHANGED,)
+                recomputed = use.phase == "forward"  # runs again with a recomputed block
                 places[use.place].exchanged_s += each_s * (use.phase != "recompute")
-                places[use.place].exchanged_again_s += each_s * again
-            sent.add(use.kind, use.axes, work.microbatches * each_s, ways, use.place)
+                places[use.place].exchanged_again_s += each_s * recomputed
+            sent.add(use.kind, use.axes, work.microbatches * each_s, labels, use.place)
         else:
             sent.once += seconds
             sent.add(use.kind, use.axes, seconds, (ONCE,))

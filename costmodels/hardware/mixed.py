@@ -36,50 +36,51 @@ def slowest(groups: Sequence[tuple[Device, int]]) -> Device:
     """What (device, how many of it) amount to when each gets as much work as any other; watts and
     USD/h are means of all. Raises DeviceError for unlike kinds."""
     devices = list(dict.fromkeys(d.source for d, _ in groups))
-    every = [next(d for d, _ in groups if d.source == source) for source in devices]
-    if len({d.kind for d in every}) > 1:
+    kinds = [next(d for d, _ in groups if d.source == source) for source in devices]
+    if len({d.kind for d in kinds}) > 1:
         raise DeviceError(
-            f"{' and '.join(f'{d.name} ({d.kind})' for d in every)} cannot run one program"
+            f"{' and '.join(f'{d.name} ({d.kind})' for d in kinds)} cannot run one program"
         )
-    if len({d.kubernetes for d in every}) > 1:
+    if len({d.kubernetes for d in kinds}) > 1:
         raise DeviceError(
-            f"{' and '.join(f'{d.name} ({d.kubernetes})' for d in every)} have no collectives in"
+            f"{' and '.join(f'{d.name} ({d.kubernetes})' for d in kinds)} have no collectives in"
             " common: each maker's library joins its own devices"
         )
-    if len(every) == 1:
-        return every[0]
-    types = sorted({t for d in every for t in d.peak_flops_per_s})
-    peak = {t: min(d.peak(t) for d in every) for t in types}
-    most = min(d.peak(DTYPE) for d in every)
-    points = tuple(sorted({x for d in every for x in d.matmul_flops}))
-    memory = min(every, key=lambda d: d.memory_bytes_per_s * d.memory_efficiency)
+    if len(kinds) == 1:
+        return kinds[0]
+    types = sorted({t for d in kinds for t in d.peak_flops_per_s})
+    peak = {t: min(d.peak(t) for d in kinds) for t in types}
+    least_peak = min(d.peak(DTYPE) for d in kinds)
+    points = tuple(sorted({x for d in kinds for x in d.matmul_flops}))
+    memory = min(kinds, key=lambda d: d.memory_bytes_per_s * d.memory_efficiency)
     inner, outer = (
         min(links, key=lambda x: x.bandwidth_bytes_per_s * x.efficiency)
-        for links in ([d.inner for d in every], [d.outer for d in every])
+        for links in ([d.inner for d in kinds], [d.outer for d in kinds])
     )
     return Device(
-        name="+".join(d.name for d in every),
-        kind=every[0].kind,
-        node_size=min(d.node_size for d in every),
+        name="+".join(d.name for d in kinds),
+        kind=kinds[0].kind,
+        node_size=min(d.node_size for d in kinds),
         peak_flops_per_s=peak,
         matmul_flops=points,
         matmul_efficiency=tuple(
-            min(1.0, min(d.peak(DTYPE) * d.efficiency(x) for d in every) / most) for x in points
+            min(1.0, min(d.peak(DTYPE) * d.efficiency(x) for d in kinds) / least_peak)
+            for x in points
         ),
-        memory_bytes=min(d.memory_bytes for d in every),
-        context_bytes=max(d.context_bytes for d in every),
+        memory_bytes=min(d.memory_bytes for d in kinds),
+        context_bytes=max(d.context_bytes for d in kinds),
         memory_bytes_per_s=memory.memory_bytes_per_s,
         memory_efficiency=memory.memory_efficiency,
-        launch_s=max(d.launch_s for d in every),
+        launch_s=max(d.launch_s for d in kinds),
         inner=inner,
         outer=outer,
-        host_bytes_per_s=min(d.host_bytes_per_s for d in every),
+        host_bytes_per_s=min(d.host_bytes_per_s for d in kinds),
         watts=_mean([(d.watts, n) for d, n in groups]),
         usd_per_h=_mean([(d.usd_per_h, n) for d, n in groups]),
-        tile=next((d.tile for d in every if d.tile), None),
-        on_chip_bytes=min(d.on_chip_bytes for d in every),
-        attention=_attention(every),
-        tiles=_tiles(every, most),
+        tile=next((d.tile for d in kinds if d.tile), None),
+        on_chip_bytes=min(d.on_chip_bytes for d in kinds),
+        attention=_attention(kinds),
+        tiles=_tiles(kinds, least_peak),
     )
 
 

@@ -159,14 +159,14 @@ class Pins:
         """Every mesh the pins allow; an axis "data" (or "tensor") without a size takes what is
         left, next to stages alone one or both in all ways."""
         names = list(self.mesh)
-        tables = []
+        choices = []
         for sizes in itertools.product(*self.mesh.values()):
             table = dict(zip(names, sizes, strict=True))
             remaining, rest = divmod(devices, prod(sizes))
             if rest:
                 continue
             if names == [STAGE]:
-                tables += [
+                choices += [
                     table | {a: n for a, n in (("data", remaining // k), ("tensor", k)) if n > 1}
                     for k in divisors(remaining)
                     if k < remaining or remaining == 1
@@ -183,8 +183,8 @@ class Pins:
                     ORDER.index(plain) if (plain := a.rstrip("0123456789")) in ORDER else len(ORDER)
                 ),
             )  # stable: tensor before tensor2
-            tables.append({a: table[a] for a in order})
-        if not tables:
+            choices.append({a: table[a] for a in order})
+        if not choices:
             pinned = ", ".join(
                 f"{a} {' or '.join(map(str, sizes))}" for a, sizes in self.mesh.items()
             )
@@ -197,7 +197,7 @@ class Pins:
         spare = {STAGE, *(a for a, sizes in self.mesh.items() if len(sizes) > 1)}
         return [
             {a: n for a, n in table.items() if n > 1 or a not in spare} or {"data": 1}
-            for table in tables
+            for table in choices
         ]
 
     def allowed(self, base: GraphFacts, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
@@ -414,8 +414,8 @@ def joined_pins(texts: Sequence[str]) -> str | Pins | None:
     return result
 
 
-def _joined(one: Pins, other: Pins, where: str) -> Pins:
-    """Two pins as one; where: what the other is from."""
+def _joined(first: Pins, second: Pins, where: str) -> Pins:
+    """Two pins as one; where: what the second is from."""
 
     def both(
         mine: Mapping[str, Any], others: Mapping[str, Any], shown: Callable[[str, Any], str]
@@ -434,11 +434,11 @@ def _joined(one: Pins, other: Pins, where: str) -> Pins:
         return " or ".join(map(str, values))
 
     return Pins(
-        both(one.mesh, other.mesh, listed),
-        both(one.techniques, other.techniques, lambda key, value: BY_NAME[key].shown(value)),
-        one.forbidden_factors | other.forbidden_factors,
-        both(one.nodes, other.nodes, lambda _, table: placement(table)),
-        both(one.levels, other.levels, listed),
+        both(first.mesh, second.mesh, listed),
+        both(first.techniques, second.techniques, lambda key, value: BY_NAME[key].shown(value)),
+        first.forbidden_factors | second.forbidden_factors,
+        both(first.nodes, second.nodes, lambda _, table: placement(table)),
+        both(first.levels, second.levels, listed),
     )
 
 
@@ -585,7 +585,7 @@ def _parts(text: str) -> list[str]:
 def _short(text: str) -> Pins:
     mesh: dict[str, tuple[int, ...]] = {}
     techniques: dict[str, Any] = {}
-    said: dict[str, Any] = {}
+    spoken: dict[str, Any] = {}
     for part in _parts(text):
         name, _, value = part.partition("=")
         key = key_meant(name)
@@ -594,7 +594,7 @@ def _short(text: str) -> Pins:
         if key == "sequence" and isinstance(plain, str) and flag_meant(plain) is not None:
             key = "sp"  # Megatron's sequence_parallel is on or off
         table = (
-            said
+            spoken
             if key in ("sp", "ddp")
             else (
                 mesh
@@ -607,7 +607,7 @@ def _short(text: str) -> Pins:
         if table is None:
             words = [k for k in (*SPOKEN_TECHNIQUES, *BY_NAME, *SPOKEN_AXES, STAGE) if len(k) > 3]
             # two letters are like any two others
-            near = did_you_mean(key, words, 0.7) if len(key) > 3 else ""
+            suggestion = did_you_mean(key, words, 0.7) if len(key) > 3 else ""
             if axis:
                 other = f", or one of {', '.join(TENSOR)}" if key == "tensor" else ""
                 raise PlanError(
@@ -618,7 +618,9 @@ def _short(text: str) -> Pins:
             raise PlanError(
                 "P020",
                 f"cannot read pin {part.strip()!r}",
-                help=[h for h in (near, f"one of {SPOKEN}; or a TOML file (docs/modes.md)") if h],
+                help=[
+                    h for h in (suggestion, f"one of {SPOKEN}; or a TOML file (docs/modes.md)") if h
+                ],
             )
         pinned = (
             _technique(key, plain)
@@ -632,5 +634,5 @@ def _short(text: str) -> Pins:
             raise PlanError(
                 "P020", f"{key} is pinned twice in {text!r}", help=[f"leave one of them{sizes}"]
             )
-    settle(mesh, techniques, said)
+    settle(mesh, techniques, spoken)
     return Pins(mesh, techniques)

@@ -114,7 +114,7 @@ def serve(
 
     quantize = _kept(quantize, step.precision)
     _refuse_runtime(engine, runtime)
-    kept = Service(1, 1, 1, quantize, cache_type=cache_type, engine=engine)
+    service_options = Service(1, 1, 1, quantize, cache_type=cache_type, engine=engine)
     traffic, counts = None, list[int]()
     if rate is not None:
         wanted = {"ttft": ttft, "tpot": tpot}
@@ -128,7 +128,7 @@ def serve(
         if draft is not None:
             refuse_states(model)
         spans = spans_of(traffic.longest, traffic.mean_lengths) if traffic else {}
-        return model, readings_of(model, kept, spans)
+        return model, readings_of(model, service_options, spans)
 
     def on(count: int | None) -> Asked:
         machine = MachineOptions(
@@ -139,15 +139,17 @@ def serve(
             request = replace(request, runtime=load_runtime(engine))
         model, readings = opened()
         model = replace(model, devices=request.topology.devices)
-        return Asked(model, request, objective, prefill_tokens, progress, kept, readings)
+        return Asked(model, request, objective, prefill_tokens, progress, service_options, readings)
 
     def best() -> tuple[ServingResult, Short | None]:
         if traffic is None:
             asked = on(_number(devices))
             service = asked.served(_tokens(prompt), _tokens(generate), concurrency or 1)
             return asked.at_once(service), None
-        share = concurrency / devices if concurrency and isinstance(devices, int) else 0
-        apart = Pools(on, counts, share) if pools else None
+        sequences_a_device = (
+            concurrency / devices if concurrency and isinstance(devices, int) else 0
+        )
+        apart = Pools(on, counts, sequences_a_device) if pools else None
 
         def ask(count: int | None) -> ServingResult:
             asked = on(count)
