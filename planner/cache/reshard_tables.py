@@ -1,8 +1,8 @@
-"""Tables of conversion seconds that earlier searches made, kept beside their answers under what
+"""Tables of reshard seconds that earlier searches made, kept beside their answers under what
 they follow from: those that a changed model has in common with one that was planned before are
 read, not derived and priced again.
 
-A table (`planner.pricing.reshard.Conversions.table`) is an array of float64 under a digest of all
+A table (`planner.pricing.reshard.ReshardPrices.table`) is an array of float64 under a digest of all
 that is in its numbers: the mesh, a tensor's shape and size of an element, the layouts of its rows
 and of its columns. Which operators those belong to, how often a layer is repeated, names and places
 in the graph are no part of it. Tables of one machine, runtime and version of the planner

@@ -42,7 +42,7 @@ class Statements(Protocol):
         """axis -> size."""
 
     def step_text(self, x: str, step: ReshardStep) -> str:
-        """The expression of one step of a conversion."""
+        """The expression of one step of a reshard."""
 
 
 def by_piece(body: Statements, index: int) -> bool:

@@ -1,4 +1,4 @@
-"""The values of one function: which variable holds a tensor in a layout, and the conversions
+"""The values of one function: which variable holds a tensor in a layout, and the reshards
 between them, exactly those of the flow.
 
 Functions nest. What an inner function lacks it asks of the one around it, and what it made is
@@ -182,7 +182,7 @@ class Values:
         if start is None:
             if tensor in self.flow.graph.constants:
                 text = self._constant(tensor)
-                if text is not None:  # a literal: equal everywhere, no conversion
+                if text is not None:  # a literal: equal everywhere, no reshard
                     return text
             elif tensor in self.made_in:
                 self._import(tensor, way)
@@ -339,7 +339,7 @@ class Values:
         return variable
 
     def _step(self, x: str, step: ReshardStep, tensor: str) -> str:
-        """Write one conversion step; returns its variable."""
+        """Write one reshard step; returns its variable."""
         new, text = self.tell(self.fresh(), tensor), self.step_text(x, step)
         if name := self._checkpoint_name(tensor, step):
             text = f"checkpoint_name({text}, {literal(name)})"

@@ -35,7 +35,7 @@ from planner.execution.recompute import (
     gathering_parts,
     is_gathered,
     recomputed_in_block,
-    remade_conversions,
+    recomputed_reshards,
 )
 from planner.execution.shared_collectives import merged, outside_blocks
 from planner.execution.techniques import WRITTEN_OUT
@@ -124,7 +124,7 @@ class _Census:
             place = "after" if pipeline and pipeline.in_epilogue(i) else "before"
             yield from kernel_collectives(self.flow, i, times, size, place)
         if pipeline is None:
-            again = remade_conversions(outside.flow, outside.nodes)
+            again = recomputed_reshards(outside.flow, outside.nodes)
             yield from recomputed_collectives(
                 outside.flow, again, "", self.passes, outside.merged, size, "before"
             )
@@ -183,7 +183,7 @@ class _Census:
         for i in nodes:
             count = times(first_result(graph, i))
             yield from kernel_collectives(self.flow, i, count, size, place)
-        again = recomputed or remade_conversions(flow, nodes)
+        again = recomputed or recomputed_reshards(flow, nodes)
         mode = block_mode(self.flow)
         yield from recomputed_collectives(flow, again, mode, times, equal, size, place)
         self._collect_weights(block, recomputed)

@@ -15,7 +15,7 @@ compilers choose themselves what they make again (planner.analysis.residuals).
 
 Prices, collectives and programs ask here which nodes these are. What is inside runs a second time
 in every backward pass, also in a recomputed block, where its first run in the backward pass has no
-reader and goes; so do conversions of what it makes (planner.execution.recompute).
+reader and goes; so do reshards of what it makes (planner.execution.recompute).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ no whole number of a matrix unit's rows.
 
 GPUs multiply such a head at a third of their rate (50,257 columns against 50,304), so programs pad
 the head's weight just before the product, and the loss leaves the padding out. The parameter, its
-gradient and its state stay as they are. What else reads the logits, and conversions between the
+gradient and its state stay as they are. What else reads the logits, and reshards between the
 product and the loss, get them without the padding.
 """
 

@@ -12,7 +12,7 @@ run again. `find_recomputed` follows that demand through one function:
     mode "part"  (ZeRO stage 3 without recomputation)  everything is saved except gathered
                  weights
 
-In every mode, and where nothing is wrapped (`remade_conversions`), backward passes of gated units
+In every mode, and where nothing is wrapped (`recomputed_reshards`), backward passes of gated units
 make again what is inside (planner.execution.gated_units).
 
 `reads` is the one table of derivatives: which operands the gradient of an operator needs. Verified
@@ -133,7 +133,7 @@ def _saved_at(path: tuple[ReshardStep, ...], named: bool, collectives: bool) -> 
     return 0
 
 
-def remade_conversions(flow: Flow, inside: Iterable[int]) -> Recomputed:
+def recomputed_reshards(flow: Flow, inside: Iterable[int]) -> Recomputed:
     """What runs a second time although nothing wraps its nodes: reshards of what gated units make
     again (planner.execution.gated_units)."""
     graph, recomputed, units = flow.graph, Recomputed(), _units(flow)

@@ -31,7 +31,7 @@ from planner.execution.collective import (
 from planner.execution.layout_flow import Flow
 from planner.execution.odd_heads import wide_nodes
 from planner.execution.pipeline import Schedule
-from planner.execution.recompute import Recomputed, find_recomputed, products, remade_conversions
+from planner.execution.recompute import Recomputed, find_recomputed, products, recomputed_reshards
 from planner.execution.shared_collectives import Merged, merged
 from planner.execution.stage_buffers import buffers
 from planner.execution.uneven_pipeline import (
@@ -176,7 +176,7 @@ def _tick(chunk: _Chunk, nodes: tuple[int, ...], microbatches: int, size: ItemSi
         uses = [*kernel_collectives(inside, i, 1, size, "blocks")]
         in_pass += [use for use in uses if use.phase == "forward"]
         backward += [use for use in uses if use.phase != "forward"]
-    recomputed = chunk.recomputed or remade_conversions(inside, nodes)
+    recomputed = chunk.recomputed or recomputed_reshards(inside, nodes)
     backward += recomputed_collectives(
         inside, recomputed, "all", lambda name: 1, equal, size, "blocks"
     )

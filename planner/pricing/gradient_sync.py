@@ -267,7 +267,7 @@ class WeightPricer:
         shape = np.array(
             [w.shape + (1,) * (rank - len(w.shape)) for w in weights], np.int64
         ).reshape(len(weights), rank)
-        pieces = price.conversions.pieces(layouts, rank)
+        pieces = price.reshard_prices.pieces(layouts, rank)
         local = (-(-shape // pieces)).prod(axis=1).astype(np.float64)
         trained, offloaded = (
             np.array([getattr(w, part) for w in weights]) for part in ("trained", "offloaded")

@@ -31,7 +31,7 @@ from planner.execution.collective import CollectiveUse
 from planner.graph.ir import DTYPE_BYTES, FLOATS
 from planner.machine.topology import Mesh, Topology
 from planner.ops.cost import Kernel
-from planner.pricing.reshard import Conversions
+from planner.pricing.reshard import ReshardPrices
 from planner.pricing.table_key import TableStore
 from planner.sharding.layout import Axes
 from planner.sharding.layout_table import LayoutTable
@@ -58,7 +58,7 @@ class Pricer:
     memo: dict[tuple, Any] = field(default_factory=dict)
     """Prices of weights and local sizes on this mesh, kept by planner.space.build."""
     kept: TableStore | None = field(default=None, compare=False, repr=False)
-    """Where tables of conversions of this machine are looked for and kept
+    """Where tables of reshards on this machine are looked for and kept
     (planner.cache.reshard_tables); it changes none."""
     _affine: dict[tuple[str, Axes, bool], tuple[tuple[float, float], ...]] = field(
         default_factory=dict
@@ -284,10 +284,10 @@ class Pricer:
         return replace(self.topology, levels=(*inner, *outer))
 
     @cached_property
-    def conversions(self) -> Conversions:
-        """Prices of conversions on this mesh."""
+    def reshard_prices(self) -> ReshardPrices:
+        """Prices of reshards on this mesh."""
         # A weak reference makes no cycle: a search's objects go with it.
-        return Conversions(self.layout_table, proxy(self))
+        return ReshardPrices(self.layout_table, proxy(self))
 
     def kernel_s(self, flops: float, size_bytes: float, dtype: str) -> float:
         """Seconds of one kernel: the slower of arithmetic and memory, and the launch floor."""

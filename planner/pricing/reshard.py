@@ -1,7 +1,7 @@
-"""Prices of conversions between layouts on one mesh, evaluated for many pairs at a time.
+"""Prices of reshards between layouts on one mesh, evaluated for many pairs at a time.
 
 What moves between two layouts is derived elsewhere (`planner.sharding.reshard_table`), once for all
-meshes. `Conversions` holds for one mesh all pairs met so far as flat arrays,
+meshes. `ReshardPrices` holds for one mesh all pairs met so far as flat arrays,
 
     seconds of a move = min over lines of  latency + size * (slope / product of the cutting axes)
 
@@ -26,7 +26,7 @@ SUMS = ("all-reduce", "reduce-scatter")
 
 
 class LinePrices(Protocol):
-    """What conversions need of the prices of one mesh (planner.pricing.pricer.Pricer)."""
+    """What reshards need of the prices of one mesh (planner.pricing.pricer.Pricer)."""
 
     kept: TableStore | None
 
@@ -48,8 +48,8 @@ class LinePrices(Protocol):
         """(latency_s, s_per_byte) lines whose minimum is the time of a collective."""
 
 
-class Conversions:
-    """Tables of conversion seconds on one mesh."""
+class ReshardPrices:
+    """Tables of reshard seconds on one mesh."""
 
     def __init__(self, layout_table: LayoutTable, pricer: LinePrices) -> None:
         self.layout_table, self.pricer = layout_table, pricer

@@ -1,4 +1,4 @@
-"""Tables of conversion seconds that outlive a search: how they are named, and what keeps them."""
+"""Tables of reshard seconds that outlive a search: how they are named, and what keeps them."""
 
 from __future__ import annotations
 

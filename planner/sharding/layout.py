@@ -129,7 +129,7 @@ def local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mapping[str, int])
 
 @dataclass(frozen=True, slots=True)
 class ReshardStep:
-    """One collective (or free local step) of a conversion.
+    """One collective (or free local step) of a reshard.
 
     kind       forward                              backward                        payload of each,
     in elements of one device

@@ -50,7 +50,7 @@ class _Builder:
         self.graph, self.layout_table, self.reshard_tables = (
             base.graph,
             pricer.layout_table,
-            pricer.conversions,
+            pricer.reshard_prices,
         )
         self.kinds = Kinds(base, pricer, limits, allowed, zero_axes, seconds_alone)
         self.variables: list[Variable] = []

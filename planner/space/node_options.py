@@ -115,7 +115,7 @@ class Kinds:
             base.graph,
             dict(pricer.sizes),
             pricer.layout_table,
-            pricer.conversions,
+            pricer.reshard_prices,
         )
         self.order, self.seconds_alone = tuple(self.sizes), seconds_alone
         self.weights = WeightPricer(base, pricer, zero_axes)

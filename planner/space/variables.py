@@ -118,8 +118,8 @@ class Variable:
 
 @dataclass
 class Link:
-    """Conversion seconds between two variables: tables [options of a, options of b], times `count`.
-    name: the first of the tensors that are converted; share: the part of one that a device has at
+    """Reshard seconds between two variables: tables [options of a, options of b], times `count`.
+    name: the first of the tensors that are resharded; share: the part of one that a device has at
     least in the layout of each option of b."""
 
     a: int

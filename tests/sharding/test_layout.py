@@ -1,4 +1,4 @@
-"""Conversions between layouts: values and gradients on a 2x4 mesh, payloads, and the trees that
+"""Reshards between layouts: values and gradients on a 2x4 mesh, payloads, and the trees that
 serve several consumers."""
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from planner.machine.topology import for_devices
 from planner.pricing.gradient_sync import WeightCosts, WeightPricer
 from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
-from planner.pricing.reshard import Conversions
+from planner.pricing.reshard import ReshardPrices
 from planner.sharding.layout import Layout, local_shape, reshard_steps
 from planner.sharding.layout_table import LayoutTable
 from planner.sharding.rule import Limits
@@ -369,7 +369,7 @@ def test_conversions_priced_together_are_those_priced_one_by_one() -> None:
         pricer = Pricer(
             topology, mesh, load_runtime("jax-shard_map"), load_recipe("bf16-mixed"), layout_table
         )
-        tables = Conversions(layout_table, pricer)
+        tables = ReshardPrices(layout_table, pricer)
         numbers = [layout_table.number(x) for x in layouts]
         for shape in ((64, 4096), (48, 30), (7, 5)):  # cut evenly, partly so, and hardly ever
             forward, backward = tables.table(shape, 2, numbers, numbers, True)

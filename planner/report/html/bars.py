@@ -274,7 +274,7 @@ def _fold(d: Detail, rows: list[Row], run: int, back: bool) -> Part:
 
 def _forward(d: Detail, row: Row, each: int = 1) -> list[Part]:
     """Kernel and collectives of a row's forward pass: what is gathered for it, the kernel,
-    conversions of its result. each: of how many repeats one."""
+    reshards of its result. each: of how many repeats one."""
     scale = 1 / (d.passes(row) * each)
     moves = [m for m in d.at.get(row.index, ()) if m.when == "forward"]
     return [

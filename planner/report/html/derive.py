@@ -110,7 +110,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor on its way from an operator to another; total_bytes is what its conversions move
+    """A tensor on its way from an operator to another; total_bytes is what its reshards move
     between devices in a step (0: it stays put)."""
 
     source: int

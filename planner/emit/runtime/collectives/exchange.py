@@ -1,4 +1,4 @@
-"""Conversions between layouts and rematerialisation, under shard_map."""
+"""ReshardPrices between layouts and rematerialisation, under shard_map."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_a_way_costs_what_its_own_steps_cost(
 ) -> None:
     """Padded or not, and with another dim in between that neither layout cuts: ways that are alike
     are derived once."""
-    table = PRICER.conversions
+    table = PRICER.reshard_prices
     if whole is not None:
         shape = (*shape[:whole], 3, *shape[whole:])
         a, b = (
@@ -94,7 +94,7 @@ def test_shapes_that_pad_alike_share_their_way(monkeypatch: pytest.MonkeyPatch) 
         fresh.layout_table.number(Layout((("data",), ()))),
     ]
     for channels in range(8, 8 * 40, 8):
-        fresh.conversions.table((channels, 7), 4.0, rows, rows, True)
+        fresh.reshard_prices.table((channels, 7), 4.0, rows, rows, True)
     assert 0 < len(met) <= 4 * len(rows) ** 2
 
 
@@ -123,7 +123,7 @@ def test_axes_that_keep_their_place_only_divide_what_moves(
 ) -> None:
     """What is derived without them costs what the steps between the whole layouts cost."""
     shape, price = (64, 32, 96), FINE.collective_s
-    forward, backward = FINE.conversions.table(
+    forward, backward = FINE.reshard_prices.table(
         shape, 2.0, [FINE.layout_table.number(a)], [FINE.layout_table.number(b)], grad
     )
     steps = reshard_steps(shape, a, b, tuple(THREE.items()))
@@ -158,7 +158,7 @@ def test_pairs_that_differ_alike_are_derived_once(monkeypatch: pytest.MonkeyPatc
         pair = [
             fresh.layout_table.number(Layout((first, second, last))) for last in (("model",), ())
         ]
-        forward, _ = fresh.conversions.table((64, 64, 64), 2.0, pair[:1], pair[1:], True)
+        forward, _ = fresh.reshard_prices.table((64, 64, 64), 2.0, pair[:1], pair[1:], True)
         cut = prod(THREE[x] for x in (*first, *second))
         assert forward[0, 0] == pytest.approx(
             fresh.collective_s("all-gather", ("model",), 64**3 * 2.0 / cut), rel=1e-12
