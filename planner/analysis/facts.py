@@ -405,8 +405,9 @@ class GraphFacts(BasicFacts):
 
     @cached_property
     def dealt(self) -> tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None:
-        """The run whose blocks pipeline stages share, as planner.execution.pipeline.dealt has it;
-        None where it is too small a part of the graph (`SHARE`), or stages are cut anywhere."""
+        """The repeated block that is assigned to pipeline stages, with its early epilogue and
+        shared prologue (planner.execution.pipeline.stage_assignment); None where it is too small a
+        part of the graph (`LEAST_FLOPS_SHARE`), or stages are cut anywhere."""
         if self.cut_anywhere:
             return None
         result, products = (
@@ -435,8 +436,8 @@ class GraphFacts(BasicFacts):
 
     @cached_property
     def places(self) -> Mapping[int, float]:
-        """Nodes before which uneven pipeline stages may begin, where no repeated block is dealt
-        out, and how many elements are handed over there."""
+        """Nodes before which uneven pipeline stages may begin, where no repeated block is assigned
+        to stages, and how many elements are handed over there."""
         return (
             places(self)
             if self.training and self.dealt is None and not self.graph.host_tables

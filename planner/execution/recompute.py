@@ -295,6 +295,6 @@ def recomputed_blocks(
     for block in blocks:
         outer = outer_flow(outer, block)
     for block in blocks if flow.plan.recompute != "none" else ():
-        replay = recomputed_in_block(inner_flow(outer, block), block)
-        if replay:
-            yield block, replay
+        recomputed = recomputed_in_block(inner_flow(outer, block), block)
+        if recomputed:
+            yield block, recomputed

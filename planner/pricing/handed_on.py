@@ -27,8 +27,10 @@ def handed_on(
     if pipeline is None or not waiting:
         return
     run = next(run for run in runs if run.first == pipeline.first)
-    replay, mesh = recomputed_in_block(flow, run), dict(flow.plan.mesh)
-    saved = {c.enters for c in run.carries} | {n for n, _ in replay.saved} if replay else set()
+    recomputed, mesh = recomputed_in_block(flow, run), dict(flow.plan.mesh)
+    saved = (
+        {c.enters for c in run.carries} | {n for n, _ in recomputed.saved} if recomputed else set()
+    )
     times = pipeline.blocks_per_stage * pipeline.microbatch_schedule.handed_in_flight
     counted = set[tuple[str, Layout]]()
     for i in range(run.first, run.first + run.period):
@@ -38,7 +40,7 @@ def handed_on(
         result = graph.nodes[i].outputs[0]
         operands = [
             (name, flow.need[i, slot])
-            for slot, name in enumerate(both if replay else ())
+            for slot, name in enumerate(both if recomputed else ())
             if name not in waiting and name not in saved and name not in graph.weights
         ]
         for name, layout in ((result, flow.source[result]), *operands):

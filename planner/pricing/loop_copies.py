@@ -68,10 +68,10 @@ def loop_copies_s(
         for _, size in handed_on(base, flow, runs, pricer):
             seconds += ticks_each * pricer.loop_copy_s(size, size)
     away = offloaded_by_name(flow)
-    for run, replay in recomputed_blocks(flow, runs):
+    for run, recomputed in recomputed_blocks(flow, runs):
         size = run.repeats * sum(
             size
-            for name, size in saved_in_repeat(base, flow, replay, pricer)
+            for name, size in saved_in_repeat(base, flow, recomputed, pricer)
             if name not in away and copied(base, name, pricer)
         )
         seconds += passes(run.first) * pricer.loop_copy_s(size, size)

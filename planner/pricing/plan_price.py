@@ -20,7 +20,7 @@ def price_plan(
     base: GraphFacts, plan: Plan, pricer: Pricer
 ) -> tuple[Cost, Flow, tuple[RepeatedBlock, ...]]:
     """Derive the flow of a plan and add up its price. Raises PlanError P068 where its blocks cannot
-    be dealt out over pipeline stages."""
+    be assigned to pipeline stages."""
     flow, runs = derived(base, plan)
     return price_flow(base, flow, runs, pricer), flow, runs
 

@@ -59,8 +59,8 @@ from planner.pricing.weight_offload import offloaded_weights
 
 
 def derived(base: GraphFacts, plan: Plan) -> tuple[Flow, tuple[RepeatedBlock, ...]]:
-    """The flow of a plan and its repeated blocks. Raises PlanError P068 where they cannot be dealt
-    out over pipeline stages."""
+    """The flow of a plan and its repeated blocks. Raises PlanError P068 where they cannot be
+    assigned to pipeline stages."""
     flow = derive(base.graph, plan, training=base.training, rules=base.rules, grad=base.grad)
     if pipeline := pipeline_of(base.graph, plan):
         runs, reasons = repeated_blocks(flow)
@@ -279,8 +279,8 @@ def recomputed_nodes(flow: Flow, runs: tuple[RepeatedBlock, ...]) -> frozenset[i
     blocks."""
     return frozenset(
         i + r * run.period
-        for run, replay in recomputed_blocks(flow, runs)
-        for i, result in replay.nodes.items()
+        for run, recomputed in recomputed_blocks(flow, runs)
+        for i, result in recomputed.nodes.items()
         if result
         for r in range(run.repeats)
     )

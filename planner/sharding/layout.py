@@ -30,7 +30,7 @@ from typing import Literal
 
 Axes = tuple[str, ...]
 STAGE = "stage"
-"""The mesh axis of pipeline stages: blocks are dealt out along it, no operator is cut over it
+"""The mesh axis of pipeline stages: blocks are assigned along it, no operator is cut over it
 (planner.execution.pipeline)."""
 ISLAND = "island"
 """The mesh axis of groups of devices that run microbatches of their own, as many as their speed

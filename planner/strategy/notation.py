@@ -18,7 +18,7 @@ class WeightGroup:
     """Parameters that are alike: the same label but for layer numbers, the same shape and layout.
     `elements` counts all of them.
 
-    stages: pipeline stages that they are dealt out over, 1 where every device has a part of each.
+    stages: pipeline stages that they are divided over, 1 where every device has a part of each.
     """
 
     label: str

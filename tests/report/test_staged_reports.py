@@ -174,9 +174,9 @@ def test_every_bar_of_every_stage_adds_up_to_the_step(spec: str, pins: str) -> N
     assert weight_ticks * seconds["weights"] + p.ticks * (
         seconds["forward"] + seconds["backward"]
     ) + p.epilogue_passes * late + t.ends_s == pytest.approx(d.step_s, rel=1e-9)
-    dealt = next(b for b in t.blocks if b.per_stage)
-    assert dealt.repeats == p.blocks_per_stage and dealt.total_s == pytest.approx(
-        p.ticks * sum(x.time_s for x in t.micro if x.run == dealt.run), rel=1e-9
+    assigned = next(b for b in t.blocks if b.per_stage)
+    assert assigned.repeats == p.blocks_per_stage and assigned.total_s == pytest.approx(
+        p.ticks * sum(x.time_s for x in t.micro if x.run == assigned.run), rel=1e-9
     )
 
 

@@ -1,4 +1,4 @@
-"""Muon as a training framework runs it: whole parameters are dealt out over the replicas, each of
+"""Muon as a training framework runs it: whole parameters are shared out over the replicas, each of
 which orthogonalises its own (Megatron-LM, core/optimizer/layer_wise_optimizer.py), and of a matrix
 that tensor parallelism cuts every device takes its own block (`--muon-tp-mode blockwise`, the
 default there). New parameters are gathered as a ZeRO stage has it; without one every replica does

@@ -253,10 +253,10 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
     saved, pipeline = saved_bytes(p), pipeline_of(p.base.graph, p.plan)
     recomputed: set[int] = set()
     for run, flow in bodies if p.plan.recompute != "none" else ():
-        replay = recomputed_in_block(flow, run)
-        if replay:
-            recomputed.update(i for i, result in replay.nodes.items() if result)
-            for name, size in _saved_here(p, flow, run, replay):
+        in_block = recomputed_in_block(flow, run)
+        if in_block:
+            recomputed.update(i for i, result in in_block.nodes.items() if result)
+            for name, size in _saved_here(p, flow, run, in_block):
                 i = max(flow.graph.producer.get(name, -1), run.first)
                 saved[i] = saved.get(i, 0.0) + size * (1 + p.pricer.runtime.memory_slack)
     for i, size in handed_on(p.base, p.flow, p.runs, p.pricer):
@@ -310,11 +310,11 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
 
 
 def _saved_here(
-    p: Priced, flow: Flow, run: RepeatedBlock, replay: Recomputed
+    p: Priced, flow: Flow, run: RepeatedBlock, recomputed: Recomputed
 ) -> Iterator[tuple[str, float]]:
     """(tensor, bytes) of what a recomputed block saves on the device."""
     away = offloaded_by_name(flow)
-    saved = saved_by_blocks(p.base, flow, run, replay, p.pricer)
+    saved = saved_by_blocks(p.base, flow, run, recomputed, p.pricer)
     return ((name, size) for name, size in saved if name not in away)
 
 

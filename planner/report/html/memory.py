@@ -94,7 +94,7 @@ def series(d: Detail) -> Series:
         end = walk.times[-1] + sum(m.exposed_s for m in d.moves if m.when == "sync") / d.micro
         walk.point(_step_end(d, end))
     n = len(walk.times)
-    replay = (
+    one_repeat = (
         0.0
         if h.liveness is not None
         else max(h.activations - sum(r.saved_bytes for r in d.rows if not r.after_blocks), 0.0)
@@ -103,7 +103,7 @@ def series(d: Detail) -> Series:
         "parameters": (h.parameters,) * n,
         "optimizer": (h.state,) * n,
         "gradients": tuple(walk.gradients),
-        "replay": (replay if replay > 1e-6 * h.activations else 0.0,) * n,
+        "replay": (one_repeat if one_repeat > 1e-6 * h.activations else 0.0,) * n,
         "activations": tuple(walk.saved),
         "temporary": tuple(walk.work),
     }
@@ -452,9 +452,11 @@ def _kept(s: Series, p: Pipeline | None) -> Markup:
     if len(s.largest) > 6:
         rest = el("span", f.plural(len(s.largest) - 6, "other operator"), class_="muted")
         rows.append([rest, "", "", f.size(sum(r.saved_bytes for r in s.largest[6:]))])
-    replay = dict(s.bands).get("replay")
-    recomputed = (
-        f", and one recomputed repeat takes {f.size(replay[0])} (the paler band)" if replay else ""
+    one_repeat = dict(s.bands).get("replay")
+    repeat_text = (
+        f", and one recomputed repeat takes {f.size(one_repeat[0])} (the paler band)"
+        if one_repeat
+        else ""
     )
     staged = ""
     if p is not None:
@@ -469,7 +471,7 @@ def _kept(s: Series, p: Pipeline | None) -> Markup:
         staged = f", those of {p.in_flight:,} {what}{beside} together"
     what = el(
         "p",
-        f"Activations saved for the backward pass come to {f.size(total)}{staged}{recomputed}:",
+        f"Activations saved for the backward pass come to {f.size(total)}{staged}{repeat_text}:",
         class_="small",
     )
     items = [
