@@ -287,8 +287,8 @@ def _provenance(
     if request.cache is not None and request.cache.priced != priced_before:
         counts = zip(("asked", "recalled"), request.cache.priced, priced_before, strict=True)
         provenance["tables"] = {what: n - m for what, n, m in counts}
-    if request.cache is not None and request.cache.faults.told:
-        provenance["cache_faults"] = list(request.cache.faults.told)
+    if request.cache is not None and request.cache.faults.messages:
+        provenance["cache_faults"] = list(request.cache.faults.messages)
     if result.reused_from is not None:
         provenance["incremental"] = result.reused_from.to_json()
     return provenance

@@ -21,7 +21,7 @@ STRICT = "MESHWRIGHT_DEBUG"
 """Where this variable is set, what goes wrong in the cache is an error. Tests run so."""
 
 
-MOST_TOLD = 200
+LONGEST_MESSAGE = 200
 """Letters of a fault, in a plan's file."""
 
 
@@ -30,7 +30,7 @@ class Faults:
     """What went wrong in a cache that nobody expected: of each kind the first, in words. Without a
     cache there would be a plan, so there is one with it."""
 
-    told: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     unwritten: str = ""
     """Why the folder could not be written, in the system's words: nothing is kept, which is no
     fault of the planner's."""
@@ -53,9 +53,9 @@ class Faults:
         except Exception as e:
             if os.environ.get(STRICT):
                 raise
-            text = f"{what}: {type(e).__name__}: {e}"[:MOST_TOLD]
-            if text not in self.told:
-                self.told.append(text)
+            text = f"{what}: {type(e).__name__}: {e}"[:LONGEST_MESSAGE]
+            if text not in self.messages:
+                self.messages.append(text)
             return otherwise
 
 

@@ -1,11 +1,11 @@
-"""The cases as JAX programs: one `shard_map` over all devices whose body runs a case `turns` times,
-each on the result of the time before.
+"""The cases as JAX programs: one `shard_map` over all devices whose body runs a case `iterations`
+times, each on the result of the time before.
 
-    seconds of one run = (time of turns + 1 runs - time of 1 run) / turns
+    seconds of one run = (time of iterations + 1 runs - time of 1 run) / iterations
 
 so that dispatch and the way back to Python cancel. Virtual devices of a host are measured by what
 they take of its cores: when all of them work, one that waits for another leaves its core to a
-third, and what other processes take of the machine does not count. The number of turns is an
+third, and what other processes take of the machine does not count. The number of iterations is an
 argument of the compiled program. Values stay finite: products are with a matrix whose rows sum to
 one, or on accelerators of random values with an orthogonal one; sums over devices are of zeros.
 """
@@ -49,18 +49,18 @@ class Timed:
     case: Case
     run: Callable[..., Any]
     arguments: tuple[Any, ...]
-    turns: int = 1
+    iterations: int = 1
     cores: int = 0
     """That virtual devices share; 0 for devices of their own."""
     chained: int = 1
-    """Runs of a turn."""
+    """Runs of an iteration."""
 
-    def seconds(self, turns: int) -> float:
+    def seconds(self, iterations: int) -> float:
         """Time of so many runs, dispatch included: on the clock, or what they take of the cores
         that virtual devices share."""
         clock = time.process_time if self.cores else time.perf_counter
         start = clock()
-        jax.block_until_ready(self.run(turns, *self.arguments))
+        jax.block_until_ready(self.run(iterations, *self.arguments))
         return (clock() - start) / max(1, self.cores)
 
     @property
@@ -81,15 +81,15 @@ def build(case: Case, devices: list[Any]) -> Timed:
     spread = NamedSharding(mesh, P(ALL))
     chained = chain_of(case, devices[0].platform)
 
-    def local(turns: Any, x: Any, w: Any) -> Any:
+    def local(iterations: Any, x: Any, w: Any) -> Any:
         x, w = x[0], w[0]
 
-        def turn(y: Any) -> Any:
+        def iteration(y: Any) -> Any:
             for _ in range(chained):
                 y = lax.optimization_barrier(body(y, w)) if chained > 1 else body(y, w)
             return y
 
-        return lax.fori_loop(0, turns, lambda _, y: turn(y), x)[None]
+        return lax.fori_loop(0, iterations, lambda _, y: iteration(y), x)[None]
 
     program = jax.jit(
         jax.shard_map(
@@ -107,7 +107,7 @@ def build(case: Case, devices: list[Any]) -> Timed:
     cores = min(n, len(os.sched_getaffinity(0))) if devices[0].platform == "cpu" else 0
     return Timed(
         case,
-        lambda turns, *rest: done(jnp.int32(turns), *rest),
+        lambda iterations, *rest: done(jnp.int32(iterations), *rest),
         (x, w),
         cores=cores,
         chained=chained,

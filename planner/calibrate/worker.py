@@ -15,7 +15,7 @@ from typing import Any
 from planner.calibrate.cases import Sample, cases
 from planner.calibrate.programs import Timed, build
 
-LEAST_TURNS, MOST_TURNS = 4, 4096
+LEAST_ITERATIONS, MOST_ITERATIONS = 4, 4096
 
 
 def prepare(program: Timed, target_s: float) -> None:
@@ -23,14 +23,16 @@ def prepare(program: Timed, target_s: float) -> None:
     take about target_s. A pause of the machine makes one timing long and not two: the shorter
     counts."""
     program.seconds(1)
-    program.turns = LEAST_TURNS
-    while program.turns < MOST_TURNS:
-        taken = min(program.seconds(1 + program.turns) for _ in range(2)) - min(
+    program.iterations = LEAST_ITERATIONS
+    while program.iterations < MOST_ITERATIONS:
+        taken = min(program.seconds(1 + program.iterations) for _ in range(2)) - min(
             program.seconds(1) for _ in range(2)
         )
         if taken > target_s / 2:
             break
-        program.turns = min(MOST_TURNS, program.turns * (4 if taken < target_s / 8 else 2))
+        program.iterations = min(
+            MOST_ITERATIONS, program.iterations * (4 if taken < target_s / 8 else 2)
+        )
 
 
 def summary(program: Timed, short: list[float], long: list[float]) -> Sample:
@@ -40,7 +42,7 @@ def summary(program: Timed, short: list[float], long: list[float]) -> Sample:
     low, middle, high = quantiles(long, n=4, method="inclusive")
     return Sample(
         program.case,
-        (min(long) - min(short)) / program.turns / program.kernels,
+        (min(long) - min(short)) / program.iterations / program.kernels,
         (high - low) / 2 / middle,
         len(long),
     )
@@ -64,7 +66,9 @@ def measure(
     short: list[list[float]] = []
     long: list[list[float]] = []
     while len(long) < (5 if quick else 9) and (len(long) < 3 or time.monotonic() < deadline):
-        rounds = [(program.seconds(1), program.seconds(1 + program.turns)) for program in programs]
+        rounds = [
+            (program.seconds(1), program.seconds(1 + program.iterations)) for program in programs
+        ]
         short.append([s for s, _ in rounds])
         long.append([t for _, t in rounds])
     return [

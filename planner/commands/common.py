@@ -81,9 +81,9 @@ def tell(known: Cache | None) -> None:
     """Say which searches were spared, and where none can be kept."""
     if known is not None and (text := known.said()):
         console.say(text)
-    if known is not None and known.faults.told:
+    if known is not None and known.faults.messages:
         console.say(
-            f"the cache failed and was left aside ({known.faults.told[0]}): a fault of the"
+            f"the cache failed and was left aside ({known.faults.messages[0]}): a fault of the"
             " planner's, the plan stands; MESHWRIGHT_DEBUG=1 shows where"
         )
     if known is not None and known.faults.unwritten:

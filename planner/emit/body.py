@@ -53,7 +53,7 @@ class Body(Values):
         """Write the function of a gated unit, of which nothing is kept but its operands, and its
         call. index: the node that reads what the nodes inside make."""
         (output,), name = self.flow.graph.nodes[index].outputs, self.fresh("gated")
-        self.told[name] = "gated"
+        self.stems[name] = "gated"
         inner = self.inner(
             repeats=self.repeats,
             name_collectives=self.backend == "jit" and self.name_collectives,
@@ -235,7 +235,7 @@ class Body(Values):
                 arrays=self.arrays,
                 counter=self.counter,
                 stem=f"{name}c",
-                told=self.told,
+                stems=self.stems,
                 float_dtype="" if exact else self.float_dtype,
             )
             arguments = [inner.fresh("x") for _ in body.inputs]

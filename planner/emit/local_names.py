@@ -139,15 +139,15 @@ def _reserved() -> frozenset[str]:
     return frozenset({*runtime, *IMPORTS, *keyword.kwlist, *keyword.softkwlist, *dir(builtins)})
 
 
-def renamed(text: str, told: Mapping[str, str]) -> str:
-    """A function's source with its generated variables under names. told: variable -> the name that
-    it should have; variables without one stay as they are."""
+def renamed(text: str, stems: Mapping[str, str]) -> str:
+    """A function's source with its generated variables under names. stems: variable -> the name
+    that it should have; variables without one stay as they are."""
     tree = ast.parse(text)
     lines = text.split("\n")
     edits: dict[int, list[tuple[int, str, str]]] = {}
     for function in tree.body:
         assert isinstance(function, ast.FunctionDef)
-        for row, column, old, new in _Scope(function, told).edits():
+        for row, column, old, new in _Scope(function, stems).edits():
             edits.setdefault(row - 1, []).append((column, old, new))
     for number, changes in edits.items():
         for column, old, new in sorted(changes, reverse=True):
@@ -165,7 +165,7 @@ class _Scope:
     """
 
     function: ast.FunctionDef
-    told: Mapping[str, str]
+    stems: Mapping[str, str]
     taken: frozenset[str] = frozenset()
     given: Mapping[str, str] = field(default_factory=dict)
 
@@ -174,31 +174,37 @@ class _Scope:
         body = self.function.body
         reads = [_loads(s) for s in body]
         last = {name: k for k, names in enumerate(reads) for name in names}
-        kept = {n for s in body for n in _held(s)}  # read by what may be called later
+        read_later = {
+            n for s in body for n in _read_from_around(s)
+        }  # read by what may be called later
         fixed, bound = self._fixed()
         holder, new_names = dict[str, tuple[str, int]](), dict[str, str]()
 
-        def take(variable: str, at: int, until: int) -> None:
-            """Name what is assigned in statement `at`, over what is not read after `until`."""
-            if variable in new_names or variable not in self.told:
+        def take(variable: str, place: int, until: int) -> None:
+            """Name what is assigned in statement `place`, over what is not read after `until`."""
+            if variable in new_names or variable not in self.stems:
                 return
-            stem = self.told[variable]
+            stem = self.stems[variable]
             stem = f"{stem}_" if stem in _reserved() else stem
-            hidden = bound if variable in kept else frozenset()
-            for number in range(1, len(self.told) + 2):
+            hidden = bound if variable in read_later else frozenset()
+            for number in range(1, len(self.stems) + 2):
                 name = stem if number == 1 else f"{stem}{number}"
-                before, assigned_at = holder.get(name, ("", at - 1))
-                free = assigned_at < at and before not in kept and last.get(before, -1) <= until
-                if free and name not in fixed and name not in hidden:
-                    new_names[variable], holder[name] = name, (variable, at)
+                before, assigned_at = holder.get(name, ("", place - 1))
+                is_free = (
+                    assigned_at < place
+                    and before not in read_later
+                    and last.get(before, -1) <= until
+                )
+                if is_free and name not in fixed and name not in hidden:
+                    new_names[variable], holder[name] = name, (variable, place)
                     return
 
         for argument in _arguments(self.function):
             take(argument.arg, -1, -1)
         for k, statement in enumerate(body):
-            again = isinstance(statement, ast.For)  # runs after what it reads is read
+            repeats = isinstance(statement, ast.For)  # runs after what it reads is read
             for variable in _stores(statement):
-                take(variable, k, k - again)
+                take(variable, k, k - repeats)
         names = dict(self.given)
         names |= new_names
         for argument in _arguments(self.function):
@@ -210,7 +216,7 @@ class _Scope:
                 if (old := statement.name) in new_names:
                     yield statement.lineno, statement.col_offset + 4, old, new_names[old]
                 taken = frozenset({*fixed, *names.values()} & _names(statement, names))
-                yield from _Scope(statement, self.told, taken, names).edits()
+                yield from _Scope(statement, self.stems, taken, names).edits()
                 continue
             for node in _own_names(statement):
                 if node.id in names:
@@ -235,7 +241,7 @@ class _Scope:
                     walk(child, hidden | mine)
 
         walk(self.function, frozenset())
-        return frozenset({n for n in free if n not in self.told} | self.taken), frozenset(bound)
+        return frozenset({n for n in free if n not in self.stems} | self.taken), frozenset(bound)
 
     def _docstring(self, new_names: Mapping[str, str]) -> Iterator[tuple[int, int, str, str]]:
         first = self.function.body[0]
@@ -292,20 +298,20 @@ def _stores(statement: ast.stmt) -> list[str]:
     return [n.id for n in sorted(names, key=lambda n: (n.lineno, n.col_offset))]
 
 
-def _held(statement: ast.stmt) -> set[str]:
+def _read_from_around(statement: ast.stmt) -> set[str]:
     """Variables that functions and expressions with arguments inside a statement read from around
     them."""
-    held: set[str] = set()
+    read_around: set[str] = set()
     for node in ast.walk(statement):
         if mine := _bound(node):
-            held |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - mine
+            read_around |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - mine
         elif isinstance(node, ast.FunctionDef):
-            own = {a.arg for a in _arguments(node)}
-            own |= {n for s in node.body for n in _stores(s)}
-            held |= {n for s in node.body for n in _loads(s)} - own
-    return held
+            bound_inside = {a.arg for a in _arguments(node)}
+            bound_inside |= {n for s in node.body for n in _stores(s)}
+            read_around |= {n for s in node.body for n in _loads(s)} - bound_inside
+    return read_around
 
 
 def _names(function: ast.FunctionDef, names: Mapping[str, str]) -> set[str]:
     """What a function inside reads from around it, as it is called there."""
-    return {names.get(n, n) for n in _held(function)}
+    return {names.get(n, n) for n in _read_from_around(function)}

@@ -30,7 +30,7 @@ from planner.ops.base import axes_text, jnp_dtype
 from planner.sharding.layout import Layout, ReshardStep, group
 
 Backend = Literal["shard_map", "jit"]
-Way = tuple[ReshardStep, ...]
+Steps = tuple[ReshardStep, ...]
 Line = str | Callable[[], str]
 
 
@@ -49,7 +49,7 @@ class Values:
     to get it.
 
     float8: whether products of linear layers have float8 operands. arrays: `stem` and its
-    number -> constant too long for a statement. held: (tensor, steps from its source) ->
+    number -> constant too long for a statement. variables: (tensor, steps from its source) ->
     variable. given: (tensor, layout) -> variable bound from outside in any layout. padded:
     tensor -> (variable, its shape), in jit programs, of a value that is cut unevenly. cast:
     (tensor, layout) -> variable of a precise value in the type the program computes in.
@@ -59,7 +59,7 @@ class Values:
     collectives are named for checkpoint policies; named: what these call single tensors, and
     what settles their pending sums. first: the same function of the first of several overlapped
     microbatches, whose statements these go among; own: tensors of which this microbatch has its
-    own, all others are asked of it. told: variable -> what to call it, of all functions of a
+    own, all others are asked of it. stems: variable -> what to call it, of all functions of a
     program. behind_blocks: the first node behind all repeated blocks, whose backward passes follow
     that of what is behind them; None where there are none. products: variable -> local shape of
     what products behind the blocks make, where that has more dims than rows.
@@ -82,14 +82,14 @@ class Values:
     parent: Self | None = None
     first: Self | None = None
     own: frozenset[str] = frozenset()
-    held: dict[tuple[str, Way], str] = field(default_factory=dict)
+    variables: dict[tuple[str, Steps], str] = field(default_factory=dict)
     given: dict[tuple[str, Layout], str] = field(default_factory=dict)
     padded: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     cast: dict[tuple[str, Layout], str] = field(default_factory=dict)
     arguments: dict[str, None] = field(default_factory=dict)
     results: list[str] = field(default_factory=list)
     made_in: dict[str, Self] = field(default_factory=dict)
-    told: dict[str, str] = field(default_factory=dict)
+    stems: dict[str, str] = field(default_factory=dict)
     cause: str = ""
     stem: str = "c"
     behind_blocks: int | None = None
@@ -111,7 +111,7 @@ class Values:
             float_dtype=self.float_dtype,
             float8=self.float8,
             precise=self.precise,
-            told=self.told,
+            stems=self.stems,
             parent=self,
             behind_blocks=self.behind_blocks,
             **changes,  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ class Values:
             parent=parent,
             first=self,
             own=own,
-            held={},
+            variables={},
             given={},
             padded={},
             cast={},
@@ -139,16 +139,16 @@ class Values:
 
     def bind(self, tensor: str, layout: Layout, variable: str) -> None:
         """Say that `variable` holds the tensor in this layout."""
-        self.tell(variable, tensor)
+        self.named_after(variable, tensor)
         tree = self.flow.trees.get(tensor)
         if self.backend == "jit" or layout == self.flow.source[tensor]:
-            self.held[tensor, ()] = variable
+            self.variables[tensor, ()] = variable
         elif tree is not None and (layout == tree.shared_layout or layout in tree.reader_steps):
-            self.held[tensor, tree.path(layout)] = variable
+            self.variables[tensor, tree.path(layout)] = variable
         else:
             self.given[tensor, layout] = variable
 
-    def tell(self, variable: str, tensor: str) -> str:
+    def named_after(self, variable: str, tensor: str) -> str:
         """The variable, which is to be called after the tensor (planner.emit.local_names)."""
         graph = self.flow.graph
         if GENERATED.fullmatch(variable):
@@ -159,10 +159,10 @@ class Values:
             else:
                 names = local_names(graph, self.flow.plan.repeated_blocks)
                 stem = names.get(tensor) or given_name(tensor)
-            self.told.setdefault(variable, stem)
+            self.stems.setdefault(variable, stem)
         return variable
 
-    def way(self, tensor: str, layout: Layout) -> Way:
+    def steps_to(self, tensor: str, layout: Layout) -> Steps:
         """Steps from the tensor's source to a layout."""
         return () if self.backend == "jit" else self.flow.trees[tensor].path(layout)
 
@@ -173,19 +173,19 @@ class Values:
             return self.first.value(tensor, layout)
         if (tensor, layout) in self.given:
             return self.given[tensor, layout]
-        way = self.way(tensor, layout)
-        start = self._nearest(tensor, way)
-        if start is not None and start < len(way) and tensor in self.made_in:
+        steps = self.steps_to(tensor, layout)
+        start = self._nearest(tensor, steps)
+        if start is not None and start < len(steps) and tensor in self.made_in:
             start = self._import(
-                tensor, way
-            )  # what made it may have gone further along this way than what was asked of it before
+                tensor, steps
+            )  # what made it may have gone further along these steps than was asked of it before
         if start is None:
             if tensor in self.flow.graph.constants:
                 text = self._constant(tensor)
                 if text is not None:  # a literal: equal everywhere, no reshard
                     return text
             elif tensor in self.made_in:
-                self._import(tensor, way)
+                self._import(tensor, steps)
             elif tensor in self.weights:
                 self._weight(tensor)
             elif self.parent is not None:
@@ -196,13 +196,13 @@ class Values:
                 return variable
             else:
                 raise AssertionError(f"tensor {tensor!r} is used before it is made")
-            start = self._nearest(tensor, way)
+            start = self._nearest(tensor, steps)
         assert start is not None
-        for end in range(start + 1, len(way) + 1):
-            self.held[tensor, way[:end]] = self._step(
-                self.held[tensor, way[: end - 1]], way[end - 1], tensor
+        for end in range(start + 1, len(steps) + 1):
+            self.variables[tensor, steps[:end]] = self._step(
+                self.variables[tensor, steps[: end - 1]], steps[end - 1], tensor
             )
-        return self.held[tensor, way]
+        return self.variables[tensor, steps]
 
     def computed(self, tensor: str, layout: Layout) -> str:
         """`value` of a precise tensor in the type the program computes in, rounded where it is
@@ -213,37 +213,39 @@ class Values:
             return self.first.computed(tensor, layout)
         key = (tensor, layout)
         if key not in self.cast:
-            if self.parent is None or tensor in self.made_in or (tensor, ()) in self.held:
+            if self.parent is None or tensor in self.made_in or (tensor, ()) in self.variables:
                 value = self.value(tensor, layout)
-                self.cast[key] = self.tell(self.fresh(), tensor)
+                self.cast[key] = self.named_after(self.fresh(), tensor)
                 self.lines.append(f"{self.cast[key]} = {value}.astype({self.float_dtype})")
             else:
                 self.cast[key] = self.parent.computed(tensor, layout)
                 self.arguments[self.cast[key]] = None
         return self.cast[key]
 
-    def _nearest(self, tensor: str, way: Way) -> int | None:
-        """Length of the longest beginning of the way that is at hand."""
-        if tensor in self.padded and (tensor, ()) not in self.held:
-            self.held[tensor, ()] = self._resized(
+    def _nearest(self, tensor: str, steps: Steps) -> int | None:
+        """How many of the steps, from the first on, are taken already; None where not even the
+        tensor itself is at hand."""
+        if tensor in self.padded and (tensor, ()) not in self.variables:
+            self.variables[tensor, ()] = self._resized(
                 *self.padded[tensor], self.flow.graph.tensors[tensor].shape
             )
         return next(
-            (end for end in range(len(way), -1, -1) if (tensor, way[:end]) in self.held), None
+            (end for end in range(len(steps), -1, -1) if (tensor, steps[:end]) in self.variables),
+            None,
         )
 
-    def _import(self, tensor: str, way: Way) -> int:
-        """Have the inner function that made a tensor return it, as far along the way as it (or this
-        one) got; how far that is."""
+    def _import(self, tensor: str, steps: Steps) -> int:
+        """Have the inner function that made a tensor return it, as far along the steps as it (or
+        this one) got; how far that is."""
         maker = self.made_in[tensor]
-        end, mine = maker._nearest(tensor, way), self._nearest(tensor, way)
+        end, mine = maker._nearest(tensor, steps), self._nearest(tensor, steps)
         assert end is not None
         if mine is not None and mine >= end:
             return mine
-        variable = maker.held[tensor, way[:end]]
+        variable = maker.variables[tensor, steps[:end]]
         if variable not in maker.results:
             maker.results.append(variable)
-        self.held[tensor, way[:end]] = variable
+        self.variables[tensor, steps[:end]] = variable
         return end
 
     def _constant(self, tensor: str) -> str | None:
@@ -251,10 +253,10 @@ class Values:
         value = self.flow.graph.constants[tensor]
         if value.ndim == 0:
             return small_literal(value)
-        variable = self.tell(self.fresh(), tensor)
+        variable = self.named_after(self.fresh(), tensor)
         dtype = jnp_dtype(self._dtype(tensor))
         if evenly_spaced := counted(value):
-            self.told[variable] = "indices"
+            self.stems[variable] = "indices"
             self.lines.append(
                 f"{variable} = jnp.arange({evenly_spaced}, dtype={dtype})"
                 + (f".reshape({value.shape})" if value.ndim > 1 else "")
@@ -270,14 +272,14 @@ class Values:
             self.arrays[key] = value
             place = key.upper() if inlined(value) else f'CONSTANTS["{key}"]'
             self.lines.append(f"{variable} = jnp.asarray({place}, {dtype})")
-        self.held[tensor, ()] = variable
+        self.variables[tensor, ()] = variable
         return None
 
     def _weight(self, tensor: str) -> None:
         """Bind a weight as its tree begins: gathered where it is kept in pieces."""
         text, plan = self.weights[tensor], self.flow.weights[tensor]
         if self.backend == "shard_map" and is_gathered(self.flow, tensor):
-            variable = self.tell(self.fresh("w"), tensor)
+            variable = self.named_after(self.fresh("w"), tensor)
             size = self.flow.graph.tensors[tensor].shape[plan.zero_dim]
             padding = (
                 f", {size}"
@@ -295,11 +297,11 @@ class Values:
             text = variable
         elif self.backend == "jit" and self._kept(tensor):
             return  # `_nearest` leaves the padding out
-        self.held[tensor, ()] = text
+        self.variables[tensor, ()] = text
 
     def _kept(self, tensor: str) -> tuple[str, tuple[int, ...]] | None:
         """(variable, its shape) of a padded value that is at hand, in jit programs."""
-        if tensor in self.padded or (tensor, ()) in self.held:
+        if tensor in self.padded or (tensor, ()) in self.variables:
             return self.padded.get(tensor)
         if tensor in self.weights:
             full = full_shape(self, tensor, stored_layout(self.flow.weights[tensor]))
@@ -333,14 +335,14 @@ class Values:
         """A variable for an expression, so that it can be an argument."""
         variable = self.fresh()
         self.lines.append(f"{variable} = {text}")
-        for key, held in self.held.items():
-            if held == text:
-                self.held[key] = self.tell(variable, key[0])
+        for key, expression in self.variables.items():
+            if expression == text:
+                self.variables[key] = self.named_after(variable, key[0])
         return variable
 
     def _step(self, x: str, step: ReshardStep, tensor: str) -> str:
         """Write one reshard step; returns its variable."""
-        new, text = self.tell(self.fresh(), tensor), self.step_text(x, step)
+        new, text = self.named_after(self.fresh(), tensor), self.step_text(x, step)
         if name := self._checkpoint_name(tensor, step):
             text = f"checkpoint_name({text}, {literal(name)})"
         self.lines.append(f"{new} = {text}{self._why(step, tensor)}")

@@ -108,7 +108,7 @@ class Function:
         one = self.as_tuple and len(self.body.results) == 1
         rows = f".reshape(-1, {self._rows_of[-1]})" if self._rows_of else ""
         lines.append(f"    return {', '.join(self.body.results)}{rows}{',' if one else ''}")
-        return renamed("\n".join(lines), self.body.told)
+        return renamed("\n".join(lines), self.body.stems)
 
 
 def rendered(lines: list[Line]) -> list[str]:

@@ -39,7 +39,7 @@ Suffice = Callable[[int], int]
 class _Member:
     """A node at the server."""
 
-    wire: socket.socket
+    connection: socket.socket
     address: str
     order: int
     received: bytes = b""
@@ -102,12 +102,14 @@ class Server:
             for key, _ in self.selector.select(RETRY_S):
                 if key.data is None:
                     try:
-                        wire, (host, *_) = self.listener.accept()
+                        connection, (host, *_) = self.listener.accept()
                     except OSError:
                         continue  # it left before it was let in
-                    wire.setblocking(False)
+                    connection.setblocking(False)
                     count += 1
-                    self.selector.register(wire, selectors.EVENT_READ, _Member(wire, host, count))
+                    self.selector.register(
+                        connection, selectors.EVENT_READ, _Member(connection, host, count)
+                    )
                 else:
                     self._read(key.data)
             if not self.ranked and time.monotonic() > min(
@@ -129,7 +131,7 @@ class Server:
 
     def _read(self, m: _Member) -> None:
         try:
-            data = m.wire.recv(LONGEST_LINE_BYTES)
+            data = m.connection.recv(LONGEST_LINE_BYTES)
         except OSError:
             data = b""
         m.received += data
@@ -203,8 +205,8 @@ class Server:
                 )
 
     def _drop(self, m: _Member) -> None:
-        self.selector.unregister(m.wire)
-        m.wire.close()
+        self.selector.unregister(m.connection)
+        m.connection.close()
         if m in self.members and not self.ranked:
             self.members.remove(m)
         elif m in self.members and not m.done:
@@ -217,7 +219,7 @@ class Server:
     @staticmethod
     def _send(m: _Member, what: dict[str, Any]) -> None:
         with suppress(OSError):  # noted when its connection is read
-            m.wire.send(json.dumps(what).encode() + b"\n")
+            m.connection.send(json.dumps(what).encode() + b"\n")
 
 
 @dataclass
@@ -227,7 +229,7 @@ class Seat:
     rank: int
     coordinator: str
     joined: int
-    wire: socket.socket
+    connection: socket.socket
     server: Server | None
     received: bytes = b""
     broken: str = ""
@@ -236,7 +238,7 @@ class Seat:
         """Why another node has ended the job, "" while none has."""
         if not self.broken:
             try:
-                data = self.wire.recv(LONGEST_LINE_BYTES)
+                data = self.connection.recv(LONGEST_LINE_BYTES)
                 self.received += data
                 if b"\n" in self.received:
                     self.broken = (
@@ -254,11 +256,11 @@ class Seat:
     def leave(self, why: str = "") -> None:
         """Tell the others how this node ended; the serving node waits until all have."""
         with suppress(OSError):  # nobody to tell
-            self.wire.setblocking(True)
-            self.wire.sendall(json.dumps({"ended": why}).encode() + b"\n")
+            self.connection.setblocking(True)
+            self.connection.sendall(json.dumps({"ended": why}).encode() + b"\n")
         if self.server:
             self.server.thread.join(LEAVE_S)
-        self.wire.close()
+        self.connection.close()
 
 
 LEAVE_S = 30.0
@@ -288,43 +290,43 @@ def join(
         f"{'serving' if server else 'joining'} at {coordinator}, waiting for"
         f" {'at most ' if suffice else ''}{nodes} nodes (at most {timeout_s:.0f} s, --timeout)"
     )
-    wire = _connect(where, deadline, coordinator, timeout_s)
+    connection = _connect(where, deadline, coordinator, timeout_s)
     request = {"program": program, "host": host, "port": free_port()}
-    wire.sendall(json.dumps(request).encode() + b"\n")
+    connection.sendall(json.dumps(request).encode() + b"\n")
     # The server gives up first, and says who is missing.
-    wire.settimeout(max(deadline - time.monotonic(), 0) + 5)
-    answer, rest = _answer(wire, coordinator)
+    connection.settimeout(max(deadline - time.monotonic(), 0) + 5)
+    answer, rest = _answer(connection, coordinator)
     if "refused" in answer:
-        wire.close()
+        connection.close()
         raise PlanError(
             "P203",
             f"this node ({host}) has no place in the job: {answer['refused']}",
             help=[f"the same command on {nodes} nodes, within --timeout of each other"],
         )
-    wire.setblocking(False)
+    connection.setblocking(False)
     return Seat(
         rank=int(answer["rank"]),
         coordinator=str(answer["coordinator"]),
         joined=int(answer["joined"]),
-        wire=wire,
+        connection=connection,
         server=server,
         received=rest,
     )
 
 
-def _answer(wire: socket.socket, coordinator: str) -> tuple[dict[str, Any], bytes]:
+def _answer(connection: socket.socket, coordinator: str) -> tuple[dict[str, Any], bytes]:
     """The server's line, and what came behind it. Raises PlanError P203 where none comes."""
     received = b""
     try:
         while b"\n" not in received:
-            data = wire.recv(LONGEST_LINE_BYTES)
+            data = connection.recv(LONGEST_LINE_BYTES)
             if not data:
                 raise OSError("the connection was closed")
             received += data
         line, _, rest = received.partition(b"\n")
         return json.loads(line), rest
     except (OSError, ValueError) as e:
-        wire.close()
+        connection.close()
         help = [
             "start all nodes within --timeout of each other",
             "another port, where something else listens at this one",

@@ -50,7 +50,7 @@ class ExactBody(Body):
         super().node(index)
         for name in self.flow.graph.nodes[index].outputs:
             if name and self.flow.graph.tensors[name].dtype in INDICES:
-                variable = self.held[name, ()]
+                variable = self.variables[name, ()]
                 self.lines.append(
                     f"{variable} = {variable}.astype({self.flow.graph.tensors[name].dtype.upper()})"
                 )

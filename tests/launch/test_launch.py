@@ -353,7 +353,7 @@ def test_ranks_follow_the_names_and_a_surplus_node_is_told() -> None:
 
 def test_a_node_that_vanishes_ends_the_job() -> None:
     seats = joined(f"127.0.0.1:{free_port()}", ["a", "b"], 2)
-    seats["b"].wire.close()
+    seats["b"].connection.close()
     assert "node 1 (b) is gone" in stop_of(seats["a"])
     seats["a"].leave()
 
