@@ -24,14 +24,14 @@ def words(plan: Strategy) -> str:
     if not c["fits"]:
         return f"{c['target']} says that it does not fit: {no}"
     recomputed_share = c.get("flops_ratio", 1.0) - 1
-    again = (
+    recomputed_text = (
         f", {100 * recomputed_share:.1f} % of products recomputed"
         if recomputed_share > 0.0005
         else ""
     )
     return (
         f"{c['target']} says that it fits: {show_bytes(c['peak_bytes'])} of"
-        f" {show_bytes(c['limit_bytes'])} as compiled{again}{before}"
+        f" {show_bytes(c['limit_bytes'])} as compiled{recomputed_text}{before}"
     )
 
 

@@ -41,14 +41,14 @@ def render(d: Diff, width: int = 100, colour: bool = False) -> str:
     lines[0] = style.bold(lines[0])
     lines += [line for text in _gain(d) for line in hang("  ", text, width)]
     for section in dict.fromkeys(c.section for c in d.changes):
-        here = [c for c in d.changes if c.section == section]
+        of_section = [c for c in d.changes if c.section == section]
         lines += [
             "",
             style.bold(section),
-            *(line for c in here[:SHOWN] for line in _change(c, width)),
+            *(line for c in of_section[:SHOWN] for line in _change(c, width)),
         ]
-        if len(here) > SHOWN:
-            lines.append(f"  and {len(here) - SHOWN} more")
+        if len(of_section) > SHOWN:
+            lines.append(f"  and {len(of_section) - SHOWN} more")
     moved = [f for f in d.figures if f.before or f.after]
     rows = [
         ["", "before", "after", "change"],

@@ -207,14 +207,14 @@ def brief(split: Mapping[str, Sequence[str]]) -> str:
 def _calls(s: Strategy, width: int, style: Style) -> list[str]:
     """Decisions with the cheapest alternatives: where the cost model's error could turn the
     choice."""
-    rows, seen = list[tuple[float, str, Mapping[str, Any]]](), set[str]()
+    rows, alike_seen = list[tuple[float, str, Mapping[str, Any]]](), set[str]()
     for name, row in s.nodes.items():
         if (other := row.get("runner_up")) is None:
             continue
         alike = f"{row['op']} {row['split']} {other}"
-        if "nodes" not in other or alike not in seen:  # layers that decide alike say the same
+        if "nodes" not in other or alike not in alike_seen:  # layers that decide alike say the same
             rows.append((other["extra_s"], name, row))
-        seen.add(alike)
+        alike_seen.add(alike)
     if not rows:
         return []
     rows.sort(key=lambda r: (r[0], r[1]))
@@ -347,13 +347,13 @@ def find_nodes(s: Strategy, text: str) -> list[str]:
     # A part of a name is what people type: it is held against the parts of names, too.
     full_names = [*s.nodes, *s.tensors]
     parts = (part for name in full_names for part in re.split(r"[./]+", name) if part)
-    near = did_you_mean(text, list(dict.fromkeys([*full_names, *parts])))
+    suggestion = did_you_mean(text, list(dict.fromkeys([*full_names, *parts])))
     costliest = sorted(s.nodes, key=lambda n: -s.nodes[n].get("time_s", 0.0))[:3]
     parts_do = f"a part of a name is enough; the costliest nodes are {', '.join(costliest)}"
     raise PlanError(
         "P052",
         f"no node or tensor named {text!r}",
-        help=[h for h in (near, one_line(parts_do)) if h],
+        help=[h for h in (suggestion, one_line(parts_do)) if h],
     )
 
 

@@ -23,7 +23,7 @@ def why_stages(s: Strategy) -> list[str]:
     weights = [
         (prod(row["shape"]), row.get("stage")) for row in s.tensors.values() if "label" in row
     ]
-    largest, whole = (
+    largest, in_all = (
         sum(size for size, stage in weights if not stage),
         sum(size for size, _ in weights),
     )
@@ -41,7 +41,7 @@ def why_stages(s: Strategy) -> list[str]:
     among = f" in {ticks(s)} ticks: {n - 1} are a bubble" if lockstep(s) else ": bubbles"
     phrases = [
         *([f"cut before {', '.join(cuts)}"] if cuts else []),
-        f"each holds {count(largest)} of {count(whole)} parameters",
+        f"each holds {count(largest)} of {count(in_all)} parameters",
         (
             f"{s.techniques['microbatches']} microbatches{among}, {show_time(c['bubble_time_s'])}"
             f" ({share} of the step)"
@@ -71,27 +71,31 @@ def why_stages(s: Strategy) -> list[str]:
 
 def on_stages(s: Strategy, name: str) -> str:
     """Which pipeline stages run a node: its repeats are divided over them, or each has it."""
-    n, (per_stage, whole), chunks = stages(s), assigned_blocks(s), s.chosen.virtual_stages
+    n, (per_stage, repeats), chunks = stages(s), assigned_blocks(s), s.chosen.virtual_stages
     if s.techniques.get("cuts"):
         return f"stage {s.nodes[name]['stage']} of {n} runs it" + (
             ", and other stages its repeats" if s.nodes[name]["times"] > 1 else ""
         )
     if per_stage and any("per_stage" in b and name in b["body"] for b in s.blocks):
-        part = per_stage // chunks  # of chunk v stage k holds those from (v * n + k) * part on
-        starts = [[(v * n + k) * part for v in range(chunks)] for k in range(min(n, 2))]
+        chunk_repeats = (
+            per_stage // chunks
+        )  # of chunk v stage k holds those from (v * n + k) * chunk_repeats on
+        starts = [[(v * n + k) * chunk_repeats for v in range(chunks)] for k in range(min(n, 2))]
         first = ", ".join(
             f"stage {k}: repeats"
-            f" {' and '.join(f'{a} to {min(a + part, whole) - 1}' for a in starts_here)}"
+            f" {' and '.join(f'{a} to {min(a + chunk_repeats, repeats) - 1}' for a in starts_here)}"
             for k, starts_here in enumerate(starts)
-            if starts_here[0] < whole
+            if starts_here[0] < repeats
         )
         return (
-            f"{per_stage} of its {whole} repeats on each of {n} stages"
+            f"{per_stage} of its {repeats} repeats on each of {n} stages"
             f" ({first}{', ...' if n > 2 else ''})"
         )
-    after = s.nodes[name]["stage"] == n - 1
+    in_epilogue = s.nodes[name]["stage"] == n - 1
     return f"every one of {n} stages runs it" + (
-        ": what follows the blocks counts on the last only" if after else ", for its own microbatch"
+        ": what follows the blocks counts on the last only"
+        if in_epilogue
+        else ", for its own microbatch"
     )
 
 

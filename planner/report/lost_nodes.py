@@ -32,18 +32,20 @@ def lost_nodes_text(s: Strategy, lost: LostNodes, width: int = 100, colour: bool
         share, seconds = lost.slow
         label = f"{named} at {percent(share)}"
         rows.append(_row(lost, label, lost.devices, seconds, today, "as it is: all wait"))
-    for one in lost.without:
+    for remaining in lost.without:
         label = f"without {named}"
-        if one.plan is None:
-            rows.append([label, f"{one.devices:,}", "-", "", "", "", one.refused])
+        if remaining.plan is None:
+            rows.append([label, f"{remaining.devices:,}", "-", "", "", "", remaining.refused])
             continue
-        c = one.plan.costs
+        c = remaining.plan.costs
         memory = show_bytes(c["memory_per_device_bytes"])
-        rows.append(_row(lost, label, one.devices, c["step_time_s"], memory, _plan_words(one)))
+        rows.append(
+            _row(lost, label, remaining.devices, c["step_time_s"], memory, _plan_words(remaining))
+        )
     head = f"{title(s)} on {machine(s)}: {show_time(lost.today_s)} a step"
     notes = [
         "the same batch in every row; work kept: samples a second, of those with all nodes",
-        *([UNPINNED] if any(one.unpinned for one in lost.without) else []),
+        *([UNPINNED] if any(remaining.unpinned for remaining in lost.without) else []),
         *([_advice(lost)] if lost.slow is not None else []),
     ]
     return "\n".join(

@@ -272,37 +272,39 @@ def _fold(d: Detail, rows: list[Row], run: int, back: bool) -> Part:
     )
 
 
-def _forward(d: Detail, row: Row, each: int = 1) -> list[Part]:
+def _forward(d: Detail, row: Row, repeats: int = 1) -> list[Part]:
     """Kernel and collectives of a row's forward pass: what is gathered for it, the kernel,
-    reshards of its result. each: of how many repeats one."""
-    scale = 1 / (d.passes(row) * each)
+    reshards of its result. repeats: of how many repeats one is meant."""
+    scale = 1 / (d.passes(row) * repeats)
     moves = [m for m in d.at.get(row.index, ()) if m.when == "forward"]
     return [
         *_collectives(moves, True, scale),
-        *_kernel(row, "forward", row.forward_s / (d.useful_passes(row) * each)),
+        *_kernel(row, "forward", row.forward_s / (d.useful_passes(row) * repeats)),
         *_collectives(moves, False, scale),
     ]
 
 
-def _recomputed(d: Detail, row: Row, each: int = 1) -> list[Part]:
+def _recomputed(d: Detail, row: Row, repeats: int = 1) -> list[Part]:
     """What is recomputed before the backward pass of a block."""
-    scale = 1 / (d.passes(row) * each)
+    scale = 1 / (d.passes(row) * repeats)
     moves = [m for m in d.at.get(row.index, ()) if m.when == "recompute"]
     return [
         *_collectives(moves, True, scale),
-        *_kernel(row, "recompute", row.recompute_s / (d.useful_passes(row) * each)),
+        *_kernel(row, "recompute", row.recompute_s / (d.useful_passes(row) * repeats)),
         *_collectives(moves, False, scale),
     ]
 
 
-def _backward(d: Detail, row: Row, each: int = 1) -> list[Part]:
+def _backward(d: Detail, row: Row, repeats: int = 1) -> list[Part]:
     """The backward pass of a row: its result's gradient arrives, the kernel, gradients of what was
     gathered for it leave."""
-    scale = 1 / (d.passes(row) * each)
+    scale = 1 / (d.passes(row) * repeats)
     moves = [m for m in d.at.get(row.index, ()) if m.when == "backward"]
     return [
         *_collectives(moves, False, scale),
-        *_kernel(row, "backward", (row.backward_s - row.weights_s) / (d.useful_passes(row) * each)),
+        *_kernel(
+            row, "backward", (row.backward_s - row.weights_s) / (d.useful_passes(row) * repeats)
+        ),
         *_collectives(moves, True, scale),
     ]
 
@@ -342,11 +344,11 @@ def _exposed(moves: Iterable[Move], scale: float) -> dict[str, float]:
 
 def _block(d: Detail, run: int, rows: list[Row]) -> Block:
     """One repeat. Its backward pass begins, in program order, with what is recomputed."""
-    each = d.repeats_per_pass(rows[0])
-    forward = [p for row in rows for p in _forward(d, row, each)]
+    repeats_a_pass = d.repeats_per_pass(rows[0])
+    forward = [p for row in rows for p in _forward(d, row, repeats_a_pass)]
     backward = (
-        [p for row in rows for p in _recomputed(d, row, each)]
-        + [p for row in reversed(rows) for p in _backward(d, row, each)]
+        [p for row in rows for p in _recomputed(d, row, repeats_a_pass)]
+        + [p for row in reversed(rows) for p in _backward(d, row, repeats_a_pass)]
         if d.training
         else []
     )
@@ -358,37 +360,39 @@ def _block(d: Detail, run: int, rows: list[Row]) -> Block:
         repeats=rows[0].repeats,
         forward=small_together(forward, pass_s),
         backward=small_together(backward, pass_s),
-        total_s=pass_s * each * d.passes(rows[0]),
+        total_s=pass_s * repeats_a_pass * d.passes(rows[0]),
         per_stage=per_stage,
     )
 
 
-def small_together(parts: Iterable[Part], whole: float) -> tuple[Part, ...]:
-    """Parts in order, neighbours below the smallest share of `whole` merged, so that a bar of
-    thousands of operators stays a bar."""
+def small_together(parts: Iterable[Part], bar_s: float) -> tuple[Part, ...]:
+    """Parts in order, neighbours below the smallest share of a bar of `bar_s` seconds merged, so
+    that a bar of thousands of operators stays a bar."""
     merged: list[Part] = []
-    run: list[Part] = []
+    small: list[Part] = []
 
     def close() -> None:
-        if len(run) == 1:
-            merged.append(run[0])
-        elif run:
+        if len(small) == 1:
+            merged.append(small[0])
+        elif small:
             merged.append(
                 Part(
-                    f"{len(run)} small parts", total(run), f"from {run[0].label} to {run[-1].label}"
+                    f"{len(small)} small parts",
+                    total(small),
+                    f"from {small[0].label} to {small[-1].label}",
                 )
             )
-        run.clear()
+        small.clear()
 
     for part in parts:
         if part.time_s <= 0:
             continue
-        if part.time_s >= SMALLEST * whole or part.run >= 0:
+        if part.time_s >= SMALLEST * bar_s or part.run >= 0:
             close()
             merged.append(part)
         else:
-            run.append(part)
-            if sum(p.time_s for p in run) >= SMALLEST * whole:
+            small.append(part)
+            if sum(p.time_s for p in small) >= SMALLEST * bar_s:
                 close()
     close()
     return tuple(merged)

@@ -358,12 +358,12 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
         if pipeline and run.first == pipeline.first
         for c in run.carries
     }
-    seen: dict[str, int] = {}
+    first_seen_at: dict[str, int] = {}
     produced: set[str] = set()
     for i, node in enumerate(graph.nodes):
         for t in (*node.inputs, *node.outputs):
-            seen.setdefault(graph.labels.get(t, t), i)
-        seen.setdefault(node.id, i)
+            first_seen_at.setdefault(graph.labels.get(t, t), i)
+        first_seen_at.setdefault(node.id, i)
         produced.update(node.outputs, (node.id,))
     gathered = {
         graph.labels.get(n, n)
@@ -394,7 +394,7 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
                 axes=use.axes,
                 phase=use.phase,
                 what=what,
-                row=home[seen.get(what, 0)],
+                row=home[first_seen_at.get(what, 0)],
                 when=when,
                 stored=what not in produced,
                 payload_bytes=use.payload_bytes,
@@ -409,7 +409,7 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
 def _edges(
     p: Priced, home: list[int], moves: tuple[Move, ...], outer: Flow, bodies: Bodies
 ) -> tuple[Edge, ...]:
-    """Links between folded operators. A tensor's bytes are given to the uses whose way has a
+    """Links between folded operators. A tensor's bytes are given to the uses whose path has a
     collective, by the elements that its steps move; steps that several uses share are counted at
     each. What enters a block is drawn at its first repeat, what leaves it at its last; further
     repeats of blocks that are no loop add to the links of the first.
@@ -439,15 +439,15 @@ def _edges(
     for name, uses in links.items():
         back = name in p.flow.grad
         steps = {
-            (way[:k], n): _elements(way[k - 1], back) * n
-            for *_, way, n in uses
-            for k in range(1, len(way) + 1)
+            (path_taken[:k], n): _elements(path_taken[k - 1], back) * n
+            for *_, path_taken, n in uses
+            for k in range(1, len(path_taken) + 1)
         }
         total = sum(steps.values())
         moved = totals.get(graph.labels.get(name, name), 0.0)
         largest: dict[tuple[Link, int], float] = {}  # of uses by one operator
-        for link, i, way, n in uses:
-            mine = sum(_elements(s, back) * n for s in way)
+        for link, i, path_taken, n in uses:
+            mine = sum(_elements(s, back) * n for s in path_taken)
             size = moved * mine / total if total else 0.0
             largest[link, i] = max(largest.get((link, i), 0.0), size)
         for (link, _), size in largest.items():

@@ -127,7 +127,7 @@ def _join(d: Detail) -> dict[int, int]:
     group_s: dict[int, float] = {}
     for i, g in group.items():
         group_s[g] = group_s.get(g, 0.0) + cost[i]
-    moved: dict[int, int] = {}
+    joined_to: dict[int, int] = {}
     for g in sorted(group_s, reverse=True):  # what only prepares for its reader joins it
         neighbours = readers.get(g, {})
         if (
@@ -138,24 +138,24 @@ def _join(d: Detail) -> dict[int, int]:
         ):
             target = next(iter(neighbours))
             if rows[target].run == rows[g].run:
-                moved[g] = moved.get(target, target)
-    group = {i: moved.get(g, g) for i, g in group.items()}
+                joined_to[g] = joined_to.get(target, target)
+    group = {i: joined_to.get(g, g) for i, g in group.items()}
     heads = sorted(set(group.values()))
     if len(heads) > MOST:
         group_s = {}
         for i, g in group.items():
             group_s[g] = group_s.get(g, 0.0) + cost[i]
-        kept = set(sorted(heads, key=lambda g: (-group_s[g], g))[:MOST])
-        into: dict[int, int] = {}
-        for before, g in zip([None, *heads], heads, strict=False):
+        heaviest = set(sorted(heads, key=lambda g: (-group_s[g], g))[:MOST])
+        head_of: dict[int, int] = {}
+        for previous, g in zip([None, *heads], heads, strict=False):
             free = (
-                before is not None
-                and g not in kept
-                and into[before] not in kept
-                and rows[into[before]].run == rows[g].run
+                previous is not None
+                and g not in heaviest
+                and head_of[previous] not in heaviest
+                and rows[head_of[previous]].run == rows[g].run
             )
-            into[g] = into[before] if free and before is not None else g
-        group = {i: into[g] for i, g in group.items()}
+            head_of[g] = head_of[previous] if free and previous is not None else g
+        group = {i: head_of[g] for i, g in group.items()}
     return group
 
 

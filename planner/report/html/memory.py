@@ -156,12 +156,12 @@ def _staged(d: Detail, p: Pipeline) -> tuple[_Walk, float]:
     spans["backward"] += spans["weights"]
     ring = sum(r.saved_bytes for r in d.rows if not r.after_blocks)
     epilogue = [r for r in d.rows if r.after_blocks]
-    one = p.schedule != "gpipe"
-    walk = _Walk(d, ring if one else 0.0)
+    one_tick = p.schedule != "gpipe"
+    walk = _Walk(d, ring if one_tick else 0.0)
     walk.now = ring
     walk.point(
         spans["forward"]
-        if one
+        if one_tick
         else p.ticks * (spans["forward"] + spans["epilogue"]) - spans["epilogue"]
     )
     if epilogue:
@@ -170,12 +170,12 @@ def _staged(d: Detail, p: Pipeline) -> tuple[_Walk, float]:
     if epilogue:
         walk.step(epilogue, spans["epilogue_back"], -1)
     walk.turned()
-    if not one:
+    if not one_tick:
         walk.now = 0.0
     walk.point(
         walk.times[-1]
-        + spans["backward"] * (p.stages * p.virtual_stages if one else p.ticks)
-        + (0.0 if one else (p.ticks - 1) * spans["epilogue_back"])
+        + spans["backward"] * (p.stages * p.virtual_stages if one_tick else p.ticks)
+        + (0.0 if one_tick else (p.ticks - 1) * spans["epilogue_back"])
     )
     walk.now = 0.0
     walk.point(walk.times[-1])
@@ -415,19 +415,19 @@ def plain_line(line: Sequence[tuple[float, float]]) -> list[int]:
     """Which points of a line are enough to draw it: all others are within FINEST of it (Douglas and
     Peucker 1973)."""
     points = np.array(line)
-    kept, parts = {0, len(line) - 1}, [(0, len(line) - 1)]
+    drawn, parts = {0, len(line) - 1}, [(0, len(line) - 1)]
     while parts:
         a, b = parts.pop()
         if b - a < 2:
             continue
-        way, off = points[b] - points[a], points[a + 1 : b] - points[a]
-        along = np.clip(off @ way / max(float(way @ way), 1e-12), 0.0, 1.0)
-        far = np.hypot(*(off - along[:, None] * way).T)
-        k = a + 1 + int(far.argmax())
-        if far[k - a - 1] > FINEST:
-            kept.add(k)
+        chord, offsets = points[b] - points[a], points[a + 1 : b] - points[a]
+        along = np.clip(offsets @ chord / max(float(chord @ chord), 1e-12), 0.0, 1.0)
+        distances = np.hypot(*(offsets - along[:, None] * chord).T)
+        k = a + 1 + int(distances.argmax())
+        if distances[k - a - 1] > FINEST:
+            drawn.add(k)
             parts += [(a, k), (k, b)]
-    return sorted(kept)
+    return sorted(drawn)
 
 
 def round_values(scale: float) -> list[float]:

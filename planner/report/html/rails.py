@@ -184,24 +184,24 @@ def _through(rails: Rails, k: int, widest: float) -> Markup:
 def _slice(rails: Rails, k: int, widest: float) -> Markup:
     """Line k: what passes, what comes in, what leaves, and what its weights and inputs bring. Thin
     ones are drawn first."""
-    here = _x(rails.lane[k])
+    own_x = _x(rails.lane[k])
     drawn: list[tuple[float, Markup]] = []
     for r in _active(rails, k):
         x, beyond, into = _x(r.lane), r.ahead(k + 1), r.to.get(k)
         if r.last > k:
             drawn.append((beyond, _path(f"M{x} 0 V100", beyond, widest)))
         if into is not None:
-            way = f"M{x} 0 V50" if x == here else f"M{x} 0 C{x} 34 {here} 14 {here} 50"
-            drawn.append((into, _path(way, into, widest)))
+            curve = f"M{x} 0 V50" if x == own_x else f"M{x} 0 C{x} 34 {own_x} 14 {own_x} 50"
+            drawn.append((into, _path(curve, into, widest)))
     rail, line = rails.rails[k], rails.lines[k]
     if rail is not None:
         ahead = rail.ahead(k + 1)
-        drawn.append((ahead, _path(f"M{here} 50 V100", ahead, widest)))
+        drawn.append((ahead, _path(f"M{own_x} 50 V100", ahead, widest)))
     if line.own_bytes > 0:
         drawn.append(
             (
                 line.own_bytes - 1e30,
-                _path(f"M{here} 50 H{rails.lanes * LANE}", line.own_bytes, widest, "stub"),
+                _path(f"M{own_x} 50 H{rails.lanes * LANE}", line.own_bytes, widest, "stub"),
             )
         )
     return _svg(rails, [shape for _, shape in sorted(drawn, key=lambda p: p[0])])

@@ -224,25 +224,25 @@ def double(views: Sequence[View]) -> Markup:
 def _figures(views: Sequence[View]) -> list[list[Child]]:
     """Figures of two plans beside each other, with what changed and whether that is better."""
     a, b = (v.strategy.costs for v in views)
-    less: list[Figure] = [
+    less_is_better: list[Figure] = [
         ("step", "step_time_s", f.time),
         ("kernels", "compute_time_s", f.time),
         ("exposed communication", "exposed_communication_time_s", f.time),
         ("pipeline bubbles", "bubble_time_s", f.time),
         ("memory of a device", "memory_per_device_bytes", f.size),
     ]
-    figures: list[Figure] = [("model FLOPs used", "model_flops_utilization", f.share)]
+    more_is_better: list[Figure] = [("model FLOPs used", "model_flops_utilization", f.share)]
     units = [unit_of_work(v.strategy) for v in views]
     if units[0] == units[1]:
         unit = f"{units[0]} per second and device"
-        figures.insert(0, (unit, "tokens_per_s_per_device", lambda x: f"{x:,.0f}"))
+        more_is_better.insert(0, (unit, "tokens_per_s_per_device", lambda x: f"{x:,.0f}"))
     rows: list[list[Child]] = []
-    for label, key, shown in (*less, *figures):
+    for label, key, shown in (*less_is_better, *more_is_better):
         x, y = a[key], b[key]
         if key == "bubble_time_s" and not x and not y:
             continue
         change = f.change(x, y)
-        better = (y < x) == (key in [k for _, k, _ in less])
+        better = (y < x) == (key in [k for _, k, _ in less_is_better])
         mark = None if change in ("=", "≈") else "good" if better else "bad"
         rows.append([label, el("b", shown(x)), el("b", shown(y)), el("span", change, class_=mark)])
     return rows
