@@ -18,11 +18,11 @@ from planner.graph.ir import Graph
 from planner.ops.expert_load import expert_nodes
 from planner.pricing.frameworks.dispatch import EXCHANGE, beside
 from planner.solvers.problem import Solution
+from planner.space.techniques import Techniques
 
 if TYPE_CHECKING:
     from planner.search.request import Candidate
     from planner.search.solving import Solving
-    from planner.space.techniques import Techniques
 
 FINALISTS = 8
 """Plans that are tried, those first that would gain the most if all hid."""

@@ -37,6 +37,7 @@ from planner.search.bucketing import runtime_of_buckets
 from planner.search.request import Candidate, Request, SearchResult
 from planner.search.search import Search
 from planner.sharding.rule import Split
+from planner.space.techniques import Techniques
 from planner.strategy.pins import pins_of
 from planner.strategy.reopen import reopen
 from planner.strategy.strategy import Strategy
@@ -316,8 +317,6 @@ def manual(strategy: Strategy, source: str | Path) -> Strategy:
                 " without --mode manual"
             ],
         )
-    from planner.space.techniques import Techniques
-
     best = Candidate(
         label="manual",
         mesh=priced.mesh,
