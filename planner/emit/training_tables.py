@@ -29,37 +29,7 @@ from planner.sharding.layout import ISLAND, STAGE, Layout, group, padded
 def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
     """GRADIENTS; for shard_map programs with microbatches also what is scattered and gathered in
     each."""
-    rows, islands = [], (ISLAND,) if w.flow.plan.islands else ()
-    for p in parameters:
-        plan = p.plan
-        cut = plan.zero_stage > 0 and plan.zero_dim >= 0
-        scattered_over = plan.zero_axes if cut and plan.zero_stage < 3 else ()
-        summed_over = tuple(a for a in plan.grad_partial if not (cut and a in plan.zero_axes))
-        shape = w.flow.graph.tensors[p.tensors[0]].shape
-        by_repeats = cut and _cut_by_repeats(w, p)
-        layout = (
-            (cut_layout(plan) if w.backend == "shard_map" else _finer(w, plan, shape))
-            if cut and not by_repeats
-            else plan.layout
-        )
-        repeat_dims = p.stacked + (w.virtual_stages(p) > 1)  # dims of the repeats
-        shape, layout = stacked_layout(w, p, shape, layout) if p.stacked else (shape, layout)
-        layout = Layout((plan.zero_axes, *layout.dims[1:])) if by_repeats else layout
-        dim = 0 if by_repeats else plan.zero_dim + repeat_dims
-        held_by_all = (
-            (STAGE,) if w.pipeline and not w.staged(p) else islands
-        )  # every stage, or island, holds it and adds to its gradient
-        summed_over = (*held_by_all, *summed_over)
-        pending = tuple_text(
-            summed_over if plan.zero_stage == 3 else (*held_by_all, *plan.grad_partial)
-        )
-        axes_text = (
-            f"{pending}, {tuple_text(summed_over)}, {tuple_text(scattered_over)},"
-            f" {dim if scattered_over else 0}, "
-            if w.backend == "shard_map"
-            else ""
-        )
-        rows.append((p.key, f"({axes_text}{spec_text(layout)}{'' if axes_text else ','})"))
+    rows = [(p.key, _gradient_row(w, p)) for p in parameters]
     what = (
         "axes its gradient is pending over, of these: summed over, scattered over; the dim"
         " scattered; "
@@ -89,6 +59,39 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
             else "GATHERED = set()\n"
         )
     return text
+
+
+def _gradient_row(w: Writer, p: Parameter) -> str:
+    """What GRADIENTS says of a parameter."""
+    plan, islands = p.plan, (ISLAND,) if w.flow.plan.islands else ()
+    cut = plan.zero_stage > 0 and plan.zero_dim >= 0
+    scattered_over = plan.zero_axes if cut and plan.zero_stage < 3 else ()
+    summed_over = tuple(a for a in plan.grad_partial if not (cut and a in plan.zero_axes))
+    shape = w.flow.graph.tensors[p.tensors[0]].shape
+    by_repeats = cut and _cut_by_repeats(w, p)
+    layout = (
+        (cut_layout(plan) if w.backend == "shard_map" else _finer(w, plan, shape))
+        if cut and not by_repeats
+        else plan.layout
+    )
+    repeat_dims = p.stacked + (w.virtual_stages(p) > 1)  # dims of the repeats
+    shape, layout = stacked_layout(w, p, shape, layout) if p.stacked else (shape, layout)
+    layout = Layout((plan.zero_axes, *layout.dims[1:])) if by_repeats else layout
+    dim = 0 if by_repeats else plan.zero_dim + repeat_dims
+    held_by_all = (
+        (STAGE,) if w.pipeline and not w.staged(p) else islands
+    )  # every stage, or island, holds it and adds to its gradient
+    summed_over = (*held_by_all, *summed_over)
+    pending = tuple_text(
+        summed_over if plan.zero_stage == 3 else (*held_by_all, *plan.grad_partial)
+    )
+    axes_text = (
+        f"{pending}, {tuple_text(summed_over)}, {tuple_text(scattered_over)},"
+        f" {dim if scattered_over else 0}, "
+        if w.backend == "shard_map"
+        else ""
+    )
+    return f"({axes_text}{spec_text(layout)}{'' if axes_text else ','})"
 
 
 def _finer(w: Writer, plan: WeightPlan, shape: tuple[int, ...]) -> Layout:

@@ -26,53 +26,46 @@ def reshape_factors(
     sizes: dict[str, int] = {}
     opaque: set[str] = set()
     i = j = 0
-    source_rest = target_rest = 1  # what is left of source[i-1], target[j-1]
+    a = b = 1  # what is left of source[i-1], target[j-1]
     while True:
-        if source_rest == 1:
+        if a == 1:
             while i < len(source) and source[i] == 1:
                 i += 1
-        if target_rest == 1:
+        if b == 1:
             while j < len(target) and target[j] == 1:
                 j += 1
-        if source_rest == 1 and i < len(source):
-            source_rest, i = source[i], i + 1
-        if target_rest == 1 and j < len(target):
-            target_rest, j = target[j], j + 1
-        if source_rest == 1 and target_rest == 1:
+        if a == 1 and i < len(source):
+            a, i = source[i], i + 1
+        if b == 1 and j < len(target):
+            b, j = target[j], j + 1
+        if a == 1 and b == 1:
             break
         name = f"f{len(sizes)}"
-        if source_rest % target_rest == 0 or target_rest % source_rest == 0:
-            size = min(source_rest, target_rest)
+        if a % b == 0 or b % a == 0:
+            size = min(a, b)
             sizes[name] = size
             source_factors[i - 1].append(name)
             target_factors[j - 1].append(name)
-            source_rest, target_rest = source_rest // size, target_rest // size
+            a, b = a // size, b // size
         else:  # opaque until the running products meet again
-            for side, extent, dim in (
-                (source_factors, source_rest, i - 1),
-                (target_factors, target_rest, j - 1),
-            ):
+            for side, extent, dim in ((source_factors, a, i - 1), (target_factors, b, j - 1)):
                 name = f"f{len(sizes)}"
                 sizes[name] = extent
                 opaque.add(name)
                 side[dim].append(name)
-            source_product, target_product = source_rest, target_rest
-            while source_product != target_product:
-                side, shape = (
-                    (source_factors, source)
-                    if source_product < target_product
-                    else (target_factors, target)
-                )
+            pa, pb = a, b
+            while pa != pb:
+                side, shape = (source_factors, source) if pa < pb else (target_factors, target)
                 name = f"f{len(sizes)}"
-                dim = i if source_product < target_product else j
+                dim = i if pa < pb else j
                 sizes[name] = shape[dim]
                 opaque.add(name)
                 side[dim].append(name)
-                if source_product < target_product:
-                    source_product, i = source_product * shape[dim], i + 1
+                if pa < pb:
+                    pa, i = pa * shape[dim], i + 1
                 else:
-                    target_product, j = target_product * shape[dim], j + 1
-            source_rest = target_rest = 1
+                    pb, j = pb * shape[dim], j + 1
+            a = b = 1
     return source_factors, target_factors, sizes, opaque
 
 

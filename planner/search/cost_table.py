@@ -24,14 +24,14 @@ def cost_table(
     cost: Cost, request: Request, base: GraphFacts, model: Model, plan: Plan, offloaded: int = 0
 ) -> dict[str, Any]:
     """The file's `cost`. offloaded: bytes of a device in its host's memory."""
-    memory_below, memory_above = request.runtime.memory_spread
+    below, above = request.runtime.memory_spread
     spread = range_of(request, base, model, plan)
     total, limit = cost.memory.total, request.limit_bytes
-    upper_bytes = int(total * (1 + memory_above))
+    upper_bytes = int(total * (1 + above))
     peak = request.topology.peak(request.recipe.compute)
     step = cost.step_time_s
     tokens = tokens_per_step(base.graph, model)
-    dropped_share = dropped_choices(base.graph)
+    lost = dropped_choices(base.graph)
     ideal = cost.flops_per_device * cost.distinct_work * (1 - _dropped_work(base))
     return {
         "step_time_s": step,
@@ -39,9 +39,7 @@ def cost_table(
         "tie_range_s": list(spread.tied(step)),
         # As the file has it: a report from the file is the one made with the plan.
         "tokens_per_s_per_device": (
-            round_figures((1 - dropped_share) * tokens / step / request.topology.devices)
-            if step
-            else 0.0
+            round_figures((1 - lost) * tokens / step / request.topology.devices) if step else 0.0
         ),
         "tokens_per_step": tokens,
         "compute_time_s": cost.compute_time_s,
@@ -54,9 +52,9 @@ def cost_table(
         "distinct_work": cost.distinct_work,
         "model_flops_utilization": ideal / peak / step if step else 0.0,
         "memory_per_device_bytes": total,
-        "memory_range_bytes": [int(total * (1 - memory_below)), upper_bytes],
+        "memory_range_bytes": [int(total * (1 - below)), upper_bytes],
         "memory_limit_bytes": limit,
-        **({"dropped_choices": round_figures(dropped_share)} if dropped_share else {}),
+        **({"dropped_choices": round_figures(lost)} if lost else {}),
         **({"islands": [island_row(share) for share in cost.islands]} if cost.islands else {}),
         "fit": "no" if total > limit else "tight" if upper_bytes > limit else "yes",
         **({"offloaded_per_device_bytes": offloaded} if offloaded else {}),

@@ -30,7 +30,7 @@ _BEHIND = 12
 """Operations between a router's choice and a column, at most, where a form is not recognised."""
 
 
-class _ExpertForm(Form):
+class _Expert(Form):
     """One expert: its products are those of every token with weights of its own."""
 
     def product(self, name: str) -> Product | None:
@@ -71,6 +71,10 @@ class _ExpertForm(Form):
             return None
         self.inside.append(cut)
         return Product(weight, turned, op.inputs[0], bias)
+
+
+_Term = tuple[_Expert, str, str]
+"""An expert, the share that its result is multiplied by, and its result."""
 
 
 def experts_each(find: Finder) -> None:
@@ -115,10 +119,10 @@ def _sum(find: Finder, root: Op) -> set[int]:
     shape = draft.shape(root.outputs[0])
     form = Form(find, prod(shape[:-1]), 0)
     form.inside += inside
-    by_expert: dict[int, tuple[_ExpertForm, str, str]] = {}
+    by_expert: dict[int, _Term] = {}
     rest: list[str] = []
     for term in terms:
-        expert_form = _ExpertForm(find, form.tokens, 0)
+        expert_form = _Expert(find, form.tokens, 0)
         term_parts = _term(find, expert_form, term)
         if term_parts is None:
             rest.append(term)
@@ -151,7 +155,7 @@ def _router(find: Finder, index: str) -> int:
     return find.draft.shape(op.inputs[0])[-1] if op is not None else 0
 
 
-def _term(find: Finder, expert_form: _ExpertForm, term: str) -> tuple[int, int, str, str] | None:
+def _term(find: Finder, expert_form: _Expert, term: str) -> tuple[int, int, str, str] | None:
     """(expert, experts if known, share, the expert's result) of column * result."""
     product = expert_form.take(term, "Mul")
     if product is None:
@@ -173,7 +177,7 @@ def _term(find: Finder, expert_form: _ExpertForm, term: str) -> tuple[int, int, 
     return None
 
 
-def _column(find: Finder, expert_form: _ExpertForm, name: str) -> tuple[int, int, str] | None:
+def _column(find: Finder, expert_form: _Expert, name: str) -> tuple[int, int, str] | None:
     """(expert, experts if known, share) of a column; sets the indices."""
     draft = find.draft
     op = expert_form.take(name, "ReduceSum", "Slice", "Gather", "Split")
@@ -233,7 +237,7 @@ def _picked(draft: Draft, op: Op, inside: Sequence[Op], last: int) -> int | None
     return op.outputs.index(name) if alone else None
 
 
-def _mask(find: Finder, expert_form: _ExpertForm, name: str) -> int | None:
+def _mask(find: Finder, expert_form: _Expert, name: str) -> int | None:
     """The expert e of a mask index = e [tokens, K]: Equal, or one of a OneHot's columns; sets the
     indices."""
     kinds = ("Equal", "Cast", "Transpose", "Gather", "Slice")
@@ -270,28 +274,19 @@ def _mask(find: Finder, expert_form: _ExpertForm, name: str) -> int | None:
     return expert if routed(find, expert_form.index) else None
 
 
-def _join(
-    find: Finder,
-    root: Op,
-    form: Form,
-    terms: Sequence[tuple[_ExpertForm, str, str]],
-    rest: Sequence[str],
-) -> bool:
+def _join(find: Finder, root: Op, form: Form, terms: Sequence[_Term], rest: Sequence[str]) -> bool:
     """Replaces the sum by RoutedExperts once all experts are networks of one kind, reading the same
     rows."""
     layers: list[tuple[Product | None, Product, Product]] = []
     kinds: set[tuple[object, ...]] = set()
     share = terms[0][1]
-    for expert_form, _, result in terms:
-        down = expert_form.product(result)
-        hidden = None if down is None else expert_form.hidden(down.rows)
+    for expert, _, result in terms:
+        down = expert.product(result)
+        hidden = None if down is None else expert.hidden(down.rows)
         if down is None or hidden is None or down.part is not None:
             return False
         gate, up, activation = hidden
-        rows = (
-            expert_form.token_rows(up.rows),
-            "" if gate is None else expert_form.token_rows(gate.rows),
-        )
+        rows = (expert.token_rows(up.rows), "" if gate is None else expert.token_rows(gate.rows))
         kinds.add(
             (
                 activation,
@@ -307,7 +302,7 @@ def _join(
             )
         )
         layers.append((gate, up, down))
-        form.inside += expert_form.inside
+        form.inside += expert.inside
     if len(kinds) != 1:
         return False
     group = {id(op) for op in form.inside} | {id(root)}
