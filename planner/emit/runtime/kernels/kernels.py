@@ -138,7 +138,11 @@ def scatter_elements(data, indices, updates, axis, reduction):
     indices = jnp.where(indices < 0, indices + data.shape[axis], indices)
     where = list(jnp.meshgrid(*(jnp.arange(n) for n in indices.shape), indexing="ij"))
     where[axis] = indices
-    target = data.at[tuple(where)]
+    return written_at(data.at[tuple(where)], updates, reduction)
+
+
+def written_at(target, updates, reduction):
+    """An array with `updates` written (or reduced) where `target`, its `.at[...]`, points."""
     return {
         "none": target.set,
         "add": target.add,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax
 
+from planner.emit.runtime.kernels.kernels import written_at
+
 
 def is_inf(x, negative, positive):
     """Whether each element is infinite, of the signs asked for."""
@@ -51,11 +53,4 @@ def scatter_nd(data, indices, updates, reduction):
     """`data` with slices written (or reduced) at the index tuples in the last dim of `indices`."""
     sizes = jnp.array(data.shape[: indices.shape[-1]], indices.dtype)
     where = tuple(jnp.moveaxis(jnp.where(indices < 0, indices + sizes, indices), -1, 0))
-    target = data.at[where]
-    return {
-        "none": target.set,
-        "add": target.add,
-        "mul": target.multiply,
-        "max": target.max,
-        "min": target.min,
-    }[reduction](updates)
+    return written_at(data.at[where], updates, reduction)
