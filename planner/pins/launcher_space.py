@@ -43,6 +43,7 @@ class LauncherSpace:
     axes         degrees it has beside data
     tensor       what "tensor" cuts (planner.execution.techniques.TENSOR)
     zero_stages  those it has on several replicas, the least first
+    groups       parameters may be sharded over groups of replicas, each with a copy (HSDP)
     recompute    ways to recompute; names: values that recomputed blocks may save beside
     modules      whether it recomputes modules of a block by name: "block-keep", of models that have
                  some (planner.pricing.frameworks.selective)
@@ -61,6 +62,7 @@ class LauncherSpace:
     axes: tuple[str, ...]
     tensor: str
     zero_stages: tuple[int, ...]
+    groups: bool = False
     recompute: tuple[str, ...] = ("none", "block")
     names: tuple[str, ...] = ()
     modules: bool = False
@@ -121,6 +123,7 @@ SPACES = {
             (STAGE, "expert", "sequence", "tensor"),
             "megatron-sp",
             (0, 1, 3),
+            groups=True,
             names=("q", "k", "v", "context", "out_proj", "mlp_gate", "mlp_up", "mlp_down"),
             offloads=("activations",),
             schedules=("gpipe",),
@@ -135,6 +138,7 @@ SPACES = {
             (STAGE, "expert", "sequence", "tensor"),
             "megatron-sp",
             (1, 2, 3),
+            groups=True,
             recompute=("none", BLOCK_KEEP, "block"),
             schedules=("1f1b", INTERLEAVED),
             uneven=True,
@@ -147,6 +151,7 @@ SPACES = {
             ("sequence", "tensor"),
             "megatron",
             (2, 3),
+            groups=True,
             precisions=("bf16-mixed", "fp16", "fp8", "fp32"),
         ),
         LauncherSpace(
@@ -156,6 +161,7 @@ SPACES = {
             ("sequence", "tensor"),
             "megatron",
             (0, 3),
+            groups=True,
             precisions=("bf16-mixed", "bf16-pure", "fp32"),
             loops=True,
         ),
@@ -241,8 +247,12 @@ def _refuse_others(space: LauncherSpace, pins: Pins, workload: str) -> None:
     for axis, sizes in pins.mesh.items():
         if axis == "fsdp":
             size = " or ".join(map(str, sizes))
+            copies = pins.mesh.get("data", (1,))[0]
+            group = f",zero_group={sizes[0]}" if copies > 1 else ""
             raise refuse(
-                f"fsdp = {size}", "its replicas are one axis", f"dp={sizes[0]},zero=3 says the same"
+                f"fsdp = {size}",
+                "its replicas are one axis",
+                f"dp={copies * sizes[0]},zero=3{group} says the same",
             )
         if axis not in (*space.axes, "data") and min(sizes) > 1:
             raise refuse(f"{axis} = {min(sizes)}", f"{space.version} has no such degree")

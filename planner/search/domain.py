@@ -37,7 +37,13 @@ from planner.machine.mesh_choices import (
 )
 from planner.machine.topology import Mesh, MeshAxis
 from planner.pricing.frameworks.selective import modules
-from planner.search.launcher_domain import replicas, sayable, with_whole_heads, zero_stages
+from planner.search.launcher_domain import (
+    replicas,
+    sayable,
+    with_groups,
+    with_whole_heads,
+    zero_stages,
+)
 from planner.search.microbatch_counts import with_whole_rows
 from planner.search.request import Candidate, Request
 from planner.search.stage_reasons import AskedStages, reason_against
@@ -123,7 +129,8 @@ class SearchDomain:
         base = self.base(1) if request.launcher is not None else None
         if base is None:
             return meshes
-        return sayable(with_whole_heads(meshes, request, base), self.model, request, base)
+        meshes = with_groups(with_whole_heads(meshes, request, base), request)
+        return sayable(meshes, self.model, request, base)
 
     def _dividing(self, meshes: tuple[Mesh, ...]) -> tuple[Mesh, ...]:
         """Of meshes that were asked for those whose axes of the batch cut it, in the pinned number
@@ -413,7 +420,7 @@ class SearchDomain:
             return propagated(base, mesh, by_pins)
         names = pins.axes | (
             {a for a, _ in mesh.shape if role_named(a) in (pins.axes or ("data",))}
-            if "zero_group" in pins.techniques
+            if "zero_group" in pins.techniques or self.request.launcher is not None
             else frozenset()
         )
         named = as_named(base, mesh, names, by_pins, limits, pins.tensor) if names else by_pins

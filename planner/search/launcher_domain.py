@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from math import gcd
+from math import gcd, prod
 
+from planner.analysis.axis_roles import role_named
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
-from planner.machine.mesh_choices import divisors
-from planner.machine.topology import Mesh
+from planner.machine.mesh_choices import divisors, grouped
+from planner.machine.topology import Mesh, domain_of
 from planner.ops import operator_of
 from planner.pins.launcher_space import ends
 from planner.search.request import Request
@@ -19,8 +20,38 @@ SHORTEST = 1024
 
 def replicas(mesh: Mesh) -> int:
     """Groups of devices with rows of their own."""
-    sizes = dict(mesh.shape)
-    return sizes.get("data", 1) * sizes.get("expert", 1)
+    return _data_ranks(mesh) * dict(mesh.shape).get("expert", 1)
+
+
+def _data_ranks(mesh: Mesh) -> int:
+    """Places along all axes of the batch: two where shards keep to groups."""
+    return prod(a.size for a in mesh.inner if role_named(a.name) == "data")
+
+
+def with_groups(meshes: tuple[Mesh, ...], request: Request) -> tuple[Mesh, ...]:
+    """The meshes, and where a launcher shards parameters over replicas of one stage those with
+    shards in groups, each with a copy of everything (HSDP): of one fast domain, and where nothing
+    but the batch is cut of two, of four ..."""
+    launcher, topology, asked = request.launcher, request.topology, request.pins.techniques
+    domain = domain_of(topology)
+    in_groups = (
+        launcher is not None
+        and launcher.groups
+        and asked.get("zero_stage", 3) == 3
+        and "zero_group" not in asked
+        and domain > 1
+    )
+    if not in_groups:
+        return meshes
+    more = list[Mesh]()
+    for mesh in meshes:
+        size, plain = domain, _data_ranks(mesh) == topology.devices
+        while mesh.stages == 1 and size < topology.devices and (plain or size == domain):
+            in_domains = grouped(topology, mesh, size)
+            if in_domains is not None and len(in_domains.group) < len(in_domains.inner):
+                more.append(in_domains)
+            size *= 2
+    return (*meshes, *more)
 
 
 def sayable(
@@ -117,9 +148,12 @@ def zero_stages(mesh: Mesh, request: Request) -> tuple[int, ...]:
     """ZeRO stages that the launcher has on a mesh."""
     sizes, launcher = dict(mesh.shape), request.launcher
     assert launcher is not None
-    return launcher.zero_with(
-        sizes.get("sequence", 1), sizes.get("data", 1), replicas(mesh), mesh.stages
+    stages = launcher.zero_with(
+        sizes.get("sequence", 1), _data_ranks(mesh), replicas(mesh), mesh.stages
     )
+    # What is reduced over all replicas once is so in parts, near and far, without groups, too.
+    only_shards = mesh.group and "zero_group" not in request.pins.techniques
+    return tuple(z for z in stages if z == 3) if only_shards else stages
 
 
 def _with_pinned_zero(meshes: tuple[Mesh, ...], request: Request) -> tuple[Mesh, ...]:
