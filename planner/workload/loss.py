@@ -39,9 +39,10 @@ LABELS, TARGETS, LOSS = "labels", "targets", "loss"
 
 def default_loss(graph: Graph, logits: str = "") -> str:
     """cross_entropy for an output that looks like logits (float, rank >= 2, not an image), else
-    mse; output:NAME for a scalar output."""
+    mse; output:NAME for a scalar output, of one dim at most: [1, 1] is a value of one row."""
     output = graph.tensors[logits or graph.outputs[0]]
-    if output.is_float and output.elements == 1 and not logits:
+    scalar = output.elements == 1 and len(output.shape) < 2
+    if output.is_float and scalar and not logits:
         return f"output:{output.name}"
     return "cross_entropy" if len(output.shape) in (2, 3) and output.shape[-1] > 1 else "mse"
 

@@ -342,7 +342,7 @@ class Model:
                 w = self.workload
                 plain = add_loss(
                     training_mode(plain, microbatches),
-                    w.loss,
+                    self.loss,  # of the whole batch: one row's output may be a single number
                     w.logits,
                     w.shift_labels,
                     w.ignore_index,

@@ -176,6 +176,13 @@ def test_sums_that_cannot_be_made_name_the_form(loss: str) -> None:
     assert e.value.help
 
 
+def test_microbatches_of_one_row_have_the_loss_of_the_batch() -> None:
+    """One row's click is a single number, and no loss."""
+    model = open_model("zoo:dlrm-tiny", 1, batch=4)
+    assert [model.graph(m).nodes[-1].op for m in (1, 2, 4)] == ["MSELoss"] * 3
+    assert open_model("zoo:dlrm-tiny", 1, batch=1).graph(1).nodes[-1].op == "MSELoss"
+
+
 def test_default_loss_follows_the_output() -> None:
     assert default_loss(graph()) == "cross_entropy"
     assert default_loss(replace(graph(), outputs=("s",))) == "output:s"
