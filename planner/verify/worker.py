@@ -17,7 +17,9 @@ writes its report after each phase:
 from __future__ import annotations
 
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -577,6 +579,18 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     )
 
 
+GRACE_S = 60
+"""How long a worker outlives the time it has: its caller ends it sooner, unless that was killed."""
+
+
+def end_in_time(asked: Path) -> None:
+    """Ends this process, whatever it is in, some time after the limit of its request: a worker
+    whose caller was killed would else compile on for as long as it takes."""
+    if hasattr(signal, "alarm"):
+        limit_s = json.loads(asked.read_text())["timeout_s"]
+        signal.alarm(max(1, math.ceil(limit_s + GRACE_S)))
+
+
 def main(argv: list[str]) -> int:
     """Entry of the worker process: REQUEST ANSWER, two JSON files."""
     asked, answered = map(Path, argv)
@@ -625,4 +639,5 @@ def _row(e: PlanError) -> dict[str, Any]:
 if __name__ == "__main__":
     from planner.verify.ahead import leave
 
+    end_in_time(Path(sys.argv[1]))
     leave(main(sys.argv[1:]))

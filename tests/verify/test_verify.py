@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -116,6 +117,17 @@ def test_the_caller_does_not_import_jax() -> None:
         " sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_a_worker_whose_caller_was_killed_ends(tmp_path: Path) -> None:
+    asked = tmp_path / "asked.json"
+    asked.write_text(json.dumps({"timeout_s": -worker.GRACE_S}))
+    code = (
+        "import sys, time, pathlib, planner.verify.worker as worker\n"
+        "worker.end_in_time(pathlib.Path(sys.argv[1])); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, str(asked)]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGALRM
 
 
 def test_a_report_fails_for_each_kind_of_difference() -> None:
